@@ -1,0 +1,34 @@
+"""What a state is: its spectrum, its distance to collapse, its margins."""
+
+from ._collapse import (
+    Balancedness as Balancedness,
+    alignment as alignment,
+    balancedness_defects as balancedness_defects,
+    balancedness_matrices as balancedness_matrices,
+    class_means as class_means,
+    etf_distance as etf_distance,
+    etf_distance_from_log as etf_distance_from_log,
+    hadamard_bases as hadamard_bases,
+    off_diagonal_energy as off_diagonal_energy,
+    residual_energy as residual_energy,
+)
+from ._margin import (
+    class_labels as class_labels,
+    logit_margin as logit_margin,
+    logit_margin_from_log as logit_margin_from_log,
+    margins as margins,
+    parameter_margin as parameter_margin,
+    smoothed_parameter_margin as smoothed_parameter_margin,
+)
+from ._spectrum import (
+    effective_rank as effective_rank,
+    effective_rank_from_log as effective_rank_from_log,
+    kl_from_uniform as kl_from_uniform,
+    log_ratio as log_ratio,
+    normalised_modes as normalised_modes,
+    nuclear_norm as nuclear_norm,
+    numerical_rank as numerical_rank,
+    reverse_kl_from_uniform as reverse_kl_from_uniform,
+    singular_values as singular_values,
+    uniform_distance as uniform_distance,
+)

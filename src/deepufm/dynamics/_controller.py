@@ -1,0 +1,143 @@
+"""Step sizes: one relative tolerance for the flow's own measure of error, and landings.
+
+diffrax's `PIDController` scales errors element by element and never shows them to its
+norm together with the state. Here the flow judges the whole error at once
+(`AbstractFlow.relative_error`: the largest error of a log singular value; the largest
+ratio of Frobenius norms over layers), and the PID controller sees the one number that
+results. So a tiny block is resolved relative to its own size, and padding dilutes
+nothing.
+
+Steps land on the save points instead of interpolating there: saved states are states of
+the solver, as accurate as the tolerance says, also for implicit methods whose
+interpolant is of low order. The step size before a landing is taken up again after it.
+"""
+
+from collections.abc import Callable
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optimistix as optx
+from jaxtyping import Array, Float, PyTree
+
+from .._types import BoolScalar, RealScalar
+
+# The first step changes no part of the state by more than this fraction of its size.
+_FIRST_CHANGE = 0.01
+
+
+class _ControllerState(eqx.Module):
+    pid: PyTree
+    intended: RealScalar  # the step the PID controller asked for, before any landing
+    landed: BoolScalar  # whether the step under way was shortened for a landing
+
+
+def _identity(x: Float[Array, ""]) -> Float[Array, ""]:
+    return x
+
+
+class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
+    """Accepts a step when `relative_error(error, before, after)` is below `tolerance`.
+
+    Two ends are told apart in diffrax's results: `dt_min_reached` where a step no longer
+    moves the clock, `nonlinear_divergence` where it does not because every try gave a
+    NaN or inf.
+    """
+
+    relative_error: Callable[[PyTree, PyTree, PyTree], RealScalar]
+    tolerance: RealScalar
+    pid: diffrax.PIDController
+    landings: Float[Array, " saves"]  # ascending readings that steps must end on
+    # What diffrax's implicit solvers read off a controller for their stage equations.
+    rtol: RealScalar
+    atol: RealScalar
+    norm: Callable[[PyTree], RealScalar] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        relative_error: Callable[[PyTree, PyTree, PyTree], RealScalar],
+        tolerance: RealScalar,
+        landings: Float[Array, " saves"],
+        *,
+        pcoeff: float = 0.0,
+        icoeff: float = 1.0,
+    ):
+        self.relative_error = relative_error
+        self.tolerance = tolerance
+        self.landings = landings
+        self.pid = diffrax.PIDController(
+            rtol=0.0, atol=1.0, norm=_identity, pcoeff=pcoeff, icoeff=icoeff
+        )
+        self.rtol = tolerance
+        self.atol = tolerance
+        self.norm = optx.max_norm
+
+    def wrap(self, direction):
+        """Returns the controller itself: all solves run forward."""
+        del direction
+        return self
+
+    def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
+        """Chooses the first step from the speed at the start."""
+        del dt0
+        speed = func(terms, t0, y0, args)
+        pace = self.relative_error(speed, y0, y0)
+        # From a state of zero any step is infinitely large: look one unit ahead.
+        ahead = jax.tree.map(jnp.add, y0, speed)
+        pace = jnp.where(
+            jnp.isfinite(pace), pace, self.relative_error(speed, y0, ahead)
+        )
+        # At rest nothing sets a pace; growing steps will find one.
+        step = jnp.where(pace > 0, _FIRST_CHANGE / pace, _FIRST_CHANGE)
+        # A non-finite pace gives a step of 0, which the first adaptation reports.
+        step = jnp.where(jnp.isfinite(step), jnp.minimum(step, t1 - t0), 0)
+        step = jax.lax.stop_gradient(step.astype(jnp.result_type(t0)))
+        zero = jnp.zeros((), jnp.result_type(t0))
+        _, pid_state = self.pid.init(terms, t0, t1, zero, step, args, func, error_order)
+        next_t1, landed = self._aim(t0, step)
+        return next_t1, _ControllerState(pid_state, step, landed)
+
+    def adapt_step_size(
+        self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
+    ):
+        """Accepts or rejects the step from t0 to t1 and proposes the next."""
+        error = self.relative_error(y_error, y0, y1_candidate)
+        ratio = jax.lax.stop_gradient(error / self.tolerance)
+        ratio = jnp.where(jnp.isfinite(ratio), ratio, jnp.inf)
+        zero = jnp.zeros_like(ratio)
+        keep, next_t0, next_t1, jump, pid_state, result = self.pid.adapt_step_size(
+            t0, t1, zero, zero, args, ratio, error_order, controller_state.pid
+        )
+        step = next_t1 - next_t0
+        resume = keep & controller_state.landed
+        step = jnp.where(resume, jnp.maximum(step, controller_state.intended), step)
+        next_t1, landed = self._aim(next_t0, step)
+        stuck = next_t1 <= next_t0
+        broken = jnp.isinf(ratio)
+        result = diffrax.RESULTS.where(
+            stuck,
+            diffrax.RESULTS.where(
+                broken,
+                diffrax.RESULTS.nonlinear_divergence,
+                diffrax.RESULTS.dt_min_reached,
+            ),
+            result,
+        )
+        state = _ControllerState(pid_state, step, landed)
+        return keep, next_t0, next_t1, jump, state, result
+
+    def _aim(self, start, step) -> tuple[RealScalar, BoolScalar]:
+        """Ends a step on the next landing where it would reach past, or near, it.
+
+        A gap between one and two steps is halved: two even steps, not one and a sliver.
+        """
+        index = jnp.searchsorted(self.landings, start, side="right")
+        last = self.landings.shape[0] - 1
+        target = jnp.where(
+            index <= last, self.landings[jnp.minimum(index, last)], jnp.inf
+        )
+        gap = target - start
+        reaches, nears = step >= gap, 2 * step > gap
+        end = jnp.where(reaches, target, start + jnp.where(nears, gap / 2, step))
+        return end, reaches | nears

@@ -1,0 +1,84 @@
+"""Flows: vector fields that return their speed apart, in logarithm.
+
+    flow(y) -> (direction, log_speed),    dy/dt = exp(log_speed)·direction,
+
+with `direction` of ordinary size. Cross-entropy's factor e^{-margin} lives in
+`log_speed` alone, so nothing underflows at a loss of 1e-300 or 1e-100000. A clock
+(`_clock`) multiplies by dt/ds, also a logarithm, before anything is exponentiated.
+
+At an equilibrium direction = 0 and log_speed = -inf.
+"""
+
+import abc
+
+import equinox as eqx
+
+from .._types import RealScalar, State
+
+
+class Motion(eqx.Module):
+    """How a flow moves at one state; what a clock needs to set its pace."""
+
+    direction: State  # dy/dt / exp(log_speed), the structure of the state
+    log_speed: RealScalar
+    # Logs of what one unit of `direction` brings, `log_speed` left out:
+    log_growth: RealScalar  # relative growth of the norm, for `LogNorm`
+    log_length: RealScalar  # length of path, for `ArcLength`
+
+
+class AbstractFlow(eqx.Module):
+    """An autonomous flow dy/dt = exp(log_speed)·direction.
+
+    A flow defines its direction and log_speed, its norm, the pace at which that norm
+    grows and its path gets longer, its loss, and how the size of an error is judged.
+    """
+
+    # Whether the norm grows for ever; clocks that count it need this.
+    norm_diverges: eqx.AbstractVar[bool]
+    # Whether `log_growth` is d log norm/dt itself, so that `LogNorm` reads log norm.
+    growth_is_exact: eqx.AbstractClassVar[bool]
+    # Whether states are logarithms, so that an entry of -inf (a zero) never moves.
+    log_state: eqx.AbstractClassVar[bool]
+
+    @abc.abstractmethod
+    def __call__(self, state: State) -> tuple[State, RealScalar]:
+        """Returns (direction, log_speed)."""
+
+    @abc.abstractmethod
+    def log_norm(self, state: State) -> RealScalar:
+        """Returns the natural logarithm of the state's norm."""
+
+    @abc.abstractmethod
+    def log_growth(self, state: State, direction: State) -> RealScalar:
+        """Returns the log of the relative growth that `direction` brings."""
+
+    @abc.abstractmethod
+    def log_length(self, state: State, direction: State) -> RealScalar:
+        """Returns the log of the length of path that `direction` brings."""
+
+    @abc.abstractmethod
+    def log_loss(self, state: State) -> RealScalar:
+        """Returns the natural logarithm of the loss."""
+
+    @abc.abstractmethod
+    def relative_error(self, error: State, before: State, after: State) -> RealScalar:
+        """Returns the size of `error` relative to the states before and after a step.
+
+        This is what the tolerance of `solve` bounds: the largest error of a log
+        singular value in the reduced flow, the largest ratio of Frobenius norms over
+        the layers in the matrix flow. Frozen padding counts nowhere.
+        """
+
+    @abc.abstractmethod
+    def check(self, state: State) -> None:
+        """Raises `ValueError` where a concrete `state` does not fit this flow."""
+
+    def motion(self, state: State) -> Motion:
+        """Returns direction, log_speed and the two paces at `state`."""
+        direction, log_speed = self(state)
+        return Motion(
+            direction=direction,
+            log_speed=log_speed,
+            log_growth=self.log_growth(state, direction),
+            log_length=self.log_length(state, direction),
+        )

@@ -1,0 +1,168 @@
+"""Gradient flow of the full model in every parameter (P1 eqs. 37-38).
+
+With left products A_l = W_L ... W_l (A_{L+1} = I), the residual R = -dL/dZ, and
+G_l = R H_l^T where H_1 are the features and H_{l+1} = W_l H_l,
+
+    dW_l/dt = A_{l+1}^T G_l,   G_{l+1} = G_l W_l^T,   dH_1/dt = A_1^T R.
+
+Every product but the last has K rows, never nK columns: n times less work than
+propagating the features forward. The scans carry K x d matrices only; the outer
+products of all layers are one batched product.
+"""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._types import Labels, RealScalar
+from ..geometry import frobenius_norm, log_frobenius_norm
+from ..models import AbstractLoss, DeepUFM
+from ._flow import AbstractFlow
+
+
+class GradientFlow(AbstractFlow):
+    """dθ/dt = -∇L(θ) for a `DeepUFM` (P1 eq. 38), the loss summed over examples.
+
+    The norm is the Frobenius norm of all parameters. `LogNorm` advances by
+    ‖dθ‖/‖θ‖, since the norm itself falls at first from most Gaussian starts.
+
+    **Arguments:**
+
+    - `loss`: an `AbstractLoss`.
+    - `per_class`: n; the features hold n columns a class, classes in order.
+    - `depth`: the true depth L where the model is padded (may be traced). Hidden layers
+        from the L-th on are then frozen, and count in no norm and no error estimate.
+    """
+
+    loss: AbstractLoss
+    per_class: int = eqx.field(static=True)
+    depth: RealScalar | None
+    growth_is_exact: ClassVar[bool] = False
+    log_state: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        loss: AbstractLoss,
+        per_class: int,
+        depth: float | Float[Array, ""] | None = None,
+    ):
+        if per_class < 1:
+            raise ValueError(
+                f"Argument `per_class` must be at least 1, but is {per_class}."
+            )
+        self.loss = loss
+        self.per_class = per_class
+        self.depth = None if depth is None else jnp.asarray(depth, float)
+
+    @property
+    def norm_diverges(self) -> bool:
+        """Whether the loss has no finite minimiser."""
+        return self.loss.norm_diverges
+
+    def __call__(self, state: DeepUFM) -> tuple[DeepUFM, RealScalar]:
+        """Returns (dθ/dt / exp(log_speed), log_speed)."""
+
+        def leftward(left, layer):
+            return left @ layer, left
+
+        def rightward(gradient, layer):
+            return gradient @ layer.T, gradient
+
+        first, lefts = jax.lax.scan(leftward, state.head, state.hidden, reverse=True)
+        residual, log_speed = self.loss.residual(
+            first @ state.features, self.labels(state)
+        )
+        gradient = residual @ state.features.T
+        last, gradients = jax.lax.scan(rightward, gradient, state.hidden)
+        hidden = jnp.einsum("lkd,lke->lde", lefts, gradients)
+        direction = DeepUFM(
+            head=last,
+            hidden=self._drop_frozen(hidden),
+            features=first.T @ residual,
+        )
+        return direction, log_speed
+
+    def labels(self, state: DeepUFM) -> Labels:
+        """Returns the class of each example, (nK,)."""
+        return jnp.asarray(np.repeat(np.arange(state.num_classes), self.per_class))
+
+    def true_depth(self, state: DeepUFM) -> RealScalar:
+        """Returns L, without padding."""
+        if self.depth is None:
+            return jnp.asarray(state.depth, state.head.dtype)
+        return self.depth.astype(state.head.dtype)
+
+    def layer_norms(self, state: DeepUFM) -> Float[Array, " blocks"]:
+        """Returns the Frobenius norms of H_1, W_1 ... W_{L-1}, W_L; 0 for frozen ones."""
+        hidden = frobenius_norm(self._drop_frozen(state.hidden), axis=(1, 2))
+        ends = [frobenius_norm(state.features)[None], frobenius_norm(state.head)[None]]
+        return jnp.concatenate([ends[0], hidden, ends[1]])
+
+    def log_norm(self, state: DeepUFM) -> RealScalar:
+        """Returns log ‖θ‖_F over all parameters that move."""
+        return log_frobenius_norm(self.layer_norms(state))
+
+    def log_growth(self, state: DeepUFM, direction: DeepUFM) -> RealScalar:
+        """Returns log of ‖direction‖_F/‖θ‖_F."""
+        return self.log_norm(direction) - self.log_norm(state)
+
+    def log_length(self, state: DeepUFM, direction: DeepUFM) -> RealScalar:
+        """Returns log ‖direction‖_F."""
+        del state
+        return self.log_norm(direction)
+
+    def log_loss(self, state: DeepUFM) -> RealScalar:
+        """Returns the log of the loss summed over all examples."""
+        return self.loss.log_loss(state.logits(), self.labels(state))
+
+    def relative_error(
+        self, error: DeepUFM, before: DeepUFM, after: DeepUFM
+    ) -> RealScalar:
+        """Returns the largest ‖error‖_F/‖layer‖_F over the layers that move."""
+        size = jnp.maximum(self.layer_norms(before), self.layer_norms(after))
+        errors = self.layer_norms(error)
+        moving = errors > 0
+        return jnp.max(jnp.where(moving, errors / jnp.where(moving, size, 1), 0))
+
+    def check(self, state: DeepUFM) -> None:
+        """Checks the shapes, the padding's depth and that the parameters are finite."""
+        if not isinstance(state, DeepUFM):
+            raise ValueError(
+                "The state of `GradientFlow` must be a `DeepUFM`, but is a "
+                f"{type(state).__name__}. Build one with `gaussian`, `hadamard` or "
+                "`balanced`."
+            )
+        examples = state.num_classes * self.per_class
+        if state.features.shape != (state.width, examples):
+            raise ValueError(
+                f"With K = {state.num_classes} and per_class = {self.per_class} the "
+                f"features must have shape ({state.width}, {examples}), but have "
+                f"{state.features.shape}. Give both the flow and the model one n."
+            )
+        if self.depth is not None and not isinstance(self.depth, jax.core.Tracer):
+            depth = float(self.depth)
+            if not (1 <= depth <= state.depth and depth == round(depth)):
+                raise ValueError(
+                    "Argument `depth` must be a whole number from 1 to the depth of "
+                    f"the arrays, {state.depth}, but is {depth}."
+                )
+        for name in ("head", "hidden", "features"):
+            leaf = getattr(state, name)
+            if isinstance(leaf, jax.core.Tracer):
+                continue
+            if not bool(jnp.all(jnp.isfinite(leaf))):
+                raise ValueError(
+                    f"The model's {name} must be finite, but holds NaN or inf."
+                )
+
+    def _drop_frozen(
+        self, hidden: Float[Array, "layers width width"]
+    ) -> Float[Array, "layers width width"]:
+        if self.depth is None:
+            return hidden
+        moving = jnp.arange(hidden.shape[0]) < self.depth - 1
+        return jnp.where(moving[:, None, None], hidden, 0)

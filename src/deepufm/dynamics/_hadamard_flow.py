@@ -1,0 +1,258 @@
+"""The reduced flows of the K-1 logit singular values (P1 eq. 6, P2 eq. 9 and Thm 6).
+
+With margins m = Psi a, b = Psi exp(-m) and D = 1 + sum exp(-m),
+
+    HadamardFlow:  d log a_i/dt = (b_i/D) a_i^p,   p = (L-1)/(L+1),   state log a
+    LogitFlow:     d a_i/dt     =  b_i/D                              state a
+
+in the papers' absorbed units: for n examples a class, a and t of the matrix flow are
+brought to these by `scale_map`. The smallest margin m_0 is factored out,
+
+    b = exp(-m_0)·Psi e,   e = exp(-(m - m_0)),   log D = softplus(-m_0 + log sum e),
+
+and Psi v is a sum of non-negative terms, so every rate keeps full relative accuracy.
+Three exponentials a mode; no logarithm of a vector.
+"""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._types import Modes, RealScalar
+from ..geometry import log_frobenius_norm, psi_matrix, psi_matvec
+from ..models import check_modes, log_softplus
+from ._flow import AbstractFlow
+
+
+class HadamardFlow(AbstractFlow):
+    """The reduced flow of a deep UFM under Hadamard initialisation (P1 eq. 6).
+
+    The state is `log_a`, (K-1,), natural logarithms; an entry of -inf is a mode that
+    is and stays zero. The norm is the 1-norm of a; the path is measured in a with the
+    2-norm (P2 E.5); the loss is log D, that of one example.
+
+    **Arguments:**
+
+    - `num_classes`: K, a power of two.
+    - `depth`: L, any real number >= 1 or inf; may be traced.
+
+    **Raises:** `ValueError` for K not a power of two or a depth below 1.
+
+    !!! example
+        flow = ufm.HadamardFlow(num_classes=16, depth=2)
+        direction, log_speed = flow(jnp.log(a))
+    """
+
+    num_classes: int = eqx.field(static=True)
+    depth: RealScalar
+    norm_diverges: ClassVar[bool] = True
+    growth_is_exact: ClassVar[bool] = True
+    log_state: ClassVar[bool] = True
+
+    def __init__(self, num_classes: int, depth: float | Float[Array, ""]):
+        _check_num_classes(num_classes)
+        self.num_classes = num_classes
+        self.depth = _checked_depth(depth)
+
+    def __call__(self, state: Modes) -> tuple[Modes, RealScalar]:
+        """Returns (d log a/dt / exp(log_speed), log_speed)."""
+        alive = state > -jnp.inf
+        largest = jnp.max(state)
+        any_alive = largest > -jnp.inf
+        # A dead mode borrows the largest one's value: p·(-inf) at p = 0 is NaN.
+        reference = jnp.where(any_alive, largest, 0)
+        log_a = jnp.where(alive, state, reference)
+        power = self.power(state.dtype)
+        log_speed, b = _scaled_rates(jnp.where(alive, jnp.exp(log_a), 0))
+        direction = jnp.where(alive, b * jnp.exp(power * (log_a - reference)), 0)
+        log_speed = log_speed + power * reference
+        return direction, jnp.where(any_alive, log_speed, -jnp.inf)
+
+    def power(self, dtype=None) -> RealScalar:
+        """Returns p = (L-1)/(L+1), 1 at infinite depth."""
+        depth = self.depth if dtype is None else self.depth.astype(dtype)
+        finite = jnp.isfinite(depth)
+        safe = jnp.where(finite, depth, 1)
+        return jnp.where(finite, (safe - 1) / (safe + 1), 1)
+
+    def log_rates(self, state: Modes) -> Modes:
+        """Returns log(d log a_i/dt) for every mode, with no underflow between modes.
+
+        Costs K² exponentials: a mode whose rate is e^{-1000} of the fastest has
+        direction 0 in `__call__`, and its true logarithm here. -inf for a dead mode.
+        """
+        alive = state > -jnp.inf
+        log_b, log_partition = _log_b(jnp.where(alive, jnp.exp(state), 0))
+        power = self.power(state.dtype)
+        rates = log_b - log_partition + power * jnp.where(alive, state, 0)
+        return jnp.where(alive, rates, -jnp.inf)
+
+    def log_norm(self, state: Modes) -> RealScalar:
+        """Returns log of the sum of a."""
+        return jax.nn.logsumexp(state)
+
+    def log_growth(self, state: Modes, direction: Modes) -> RealScalar:
+        """Returns log of sum_i a-hat_i direction_i, that is d log(sum a)/dt."""
+        return _log(jnp.sum(jax.nn.softmax(state) * direction))
+
+    def log_length(self, state: Modes, direction: Modes) -> RealScalar:
+        """Returns log of the 2-norm of da/dt."""
+        largest = jnp.max(state)
+        reference = jnp.where(largest > -jnp.inf, largest, 0)
+        return reference + log_frobenius_norm(jnp.exp(state - reference) * direction)
+
+    def log_loss(self, state: Modes) -> RealScalar:
+        """Returns log log D: the loss of one example, which the flow descends."""
+        return _log_loss(jnp.exp(state))
+
+    def relative_error(self, error: Modes, before: Modes, after: Modes) -> RealScalar:
+        """Returns the largest error of a log singular value, its own relative error."""
+        del before, after
+        return jnp.max(jnp.abs(error))
+
+    def check(self, state: Modes) -> None:
+        """Checks the number of modes and that a(0) is no NaN, infinite or negative."""
+        _check_count(state, self.num_classes)
+        if isinstance(state, jax.core.Tracer):
+            return
+        values = np.asarray(state)
+        wrong = np.flatnonzero(np.isnan(values) | (values == np.inf))
+        if wrong.size:
+            raise ValueError(
+                "The state of `HadamardFlow` is log a with every a_i finite and at "
+                f"least 0, but log a_{int(wrong[0])} is {values[wrong[0]]}. A NaN comes "
+                "from the logarithm of a negative a_i: pass log of non-negative values."
+            )
+        if np.all(values == -np.inf):
+            raise ValueError(
+                "At least one a_i must be positive: a = 0 is an equilibrium, from "
+                "which no mode grows."
+            )
+
+
+class LogitFlow(AbstractFlow):
+    """Gradient flow on the logits themselves, depth 0 (P2 Thm 6).
+
+    The state is a, (K-1,), linear and of either sign. For K = 2 the margin m = 2a is
+    that of logistic regression, m' = 4/(1 + e^m). Norm, path and loss as in
+    `HadamardFlow`.
+
+    **Arguments:** `num_classes` K, a power of two (`ValueError` otherwise).
+    """
+
+    num_classes: int = eqx.field(static=True)
+    norm_diverges: ClassVar[bool] = True
+    growth_is_exact: ClassVar[bool] = True
+    log_state: ClassVar[bool] = False
+
+    def __init__(self, num_classes: int):
+        _check_num_classes(num_classes)
+        self.num_classes = num_classes
+
+    def __call__(self, state: Modes) -> tuple[Modes, RealScalar]:
+        """Returns (da/dt / exp(log_speed), log_speed)."""
+        log_speed, b = _scaled_rates(state)
+        return b, log_speed
+
+    def log_norm(self, state: Modes) -> RealScalar:
+        """Returns log of the sum of |a|."""
+        return _log(jnp.sum(jnp.abs(state)))
+
+    def log_growth(self, state: Modes, direction: Modes) -> RealScalar:
+        """Returns log of d log(sum |a|)/dt; NaN while negative entries shrink it."""
+        growth = jnp.sum(jnp.sign(state) * direction)
+        return _log(growth) - self.log_norm(state)
+
+    def log_length(self, state: Modes, direction: Modes) -> RealScalar:
+        """Returns log of the 2-norm of da/dt."""
+        del state
+        return log_frobenius_norm(direction)
+
+    def log_loss(self, state: Modes) -> RealScalar:
+        """Returns log log D."""
+        return _log_loss(state)
+
+    def relative_error(self, error: Modes, before: Modes, after: Modes) -> RealScalar:
+        """Returns the largest error over the largest entry: a is one block."""
+        size = jnp.maximum(jnp.max(jnp.abs(before)), jnp.max(jnp.abs(after)))
+        worst = jnp.max(jnp.abs(error))
+        return jnp.where(worst > 0, worst / size, 0)
+
+    def check(self, state: Modes) -> None:
+        """Checks the number of modes and that they are finite."""
+        _check_count(state, self.num_classes)
+        if isinstance(state, jax.core.Tracer):
+            return
+        if not np.all(np.isfinite(np.asarray(state))):
+            raise ValueError("The state of `LogitFlow` is a, and must be finite.")
+
+
+def _scaled_rates(a: Modes) -> tuple[RealScalar, Modes]:
+    """Returns (-m_0 - log D, Psi e), so that b/D = exp(first)·second."""
+    margins = psi_matvec(a)
+    smallest = jnp.min(margins)
+    weights = jnp.exp(smallest - margins)
+    log_partition = jax.nn.softplus(jnp.log(jnp.sum(weights)) - smallest)
+    return -smallest - log_partition, psi_matvec(weights)
+
+
+def _log_b(a: Modes) -> tuple[Modes, RealScalar]:
+    """Returns log b row by row, and log D."""
+    margins = psi_matvec(a)
+    psi = jnp.asarray(psi_matrix(a.shape[0] + 1), a.dtype)
+    log_b = jax.nn.logsumexp(
+        jnp.broadcast_to(-margins[None, :], psi.shape), axis=1, b=psi
+    )
+    return log_b, jax.nn.softplus(jax.nn.logsumexp(-margins))
+
+
+def _log_loss(a: Modes) -> RealScalar:
+    return log_softplus(jax.nn.logsumexp(-psi_matvec(a)))
+
+
+def _log(x: RealScalar) -> RealScalar:
+    """log with -inf, and no infinite derivative, at zero; NaN below."""
+    return jnp.where(x == 0, -jnp.inf, jnp.log(jnp.where(x == 0, 1, x)))
+
+
+def _check_num_classes(num_classes: int) -> None:
+    if num_classes < 2 or num_classes & (num_classes - 1):
+        raise ValueError(
+            "Argument `num_classes` must be a power of two, at least 2, for the "
+            f"reduced flow, but is {num_classes}. Use GradientFlow for general K."
+        )
+
+
+def _checked_depth(depth) -> RealScalar:
+    array = jnp.asarray(depth, float)
+    if isinstance(array, jax.core.Tracer):
+        return eqx.error_if(array, ~(array >= 1), "`depth` must be at least 1.")
+    if not float(array) >= 1:
+        raise ValueError(
+            f"Argument `depth` must be at least 1 (it may be inf), but is {depth}. "
+            "Depth 0, the flow of the logits themselves, is `LogitFlow`."
+        )
+    return array
+
+
+def _check_count(state, num_classes: int) -> None:
+    if getattr(state, "shape", None) != (num_classes - 1,):
+        raise ValueError(
+            f"The reduced flow of K = {num_classes} classes has K-1 modes: the state "
+            f"must have shape ({num_classes - 1},), but has "
+            f"{getattr(state, 'shape', type(state).__name__)}."
+        )
+
+
+def log_modes(a: Float[Array, " modes"]) -> Modes:
+    """Returns log a, the state of `HadamardFlow`, after checking a (-inf for zeros).
+
+    **Raises:** `ValueError` naming the first entry that is negative or not finite.
+    """
+    check_modes("a", a)
+    positive = a > 0
+    return jnp.where(positive, jnp.log(jnp.where(positive, a, 1)), -jnp.inf)

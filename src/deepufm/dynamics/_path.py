@@ -1,0 +1,56 @@
+"""What a solve returns: where the flow went, how it ended, and at what cost."""
+
+import equinox as eqx
+from jaxtyping import Array, Float, Int, PyTree
+
+from .._types import IntScalar, RealScalar, State
+
+
+class Outcome(eqx.Enumeration):
+    """How a solve ended. Only `reached` means that the stop was met."""
+
+    reached = "The stop was reached."
+    step_budget = (
+        "The step budget ran out before the stop. Raise `max_steps`, loosen `rtol`, or "
+        "use `LogTime` (long times) or `LogNorm` with an implicit solver (the limit)."
+    )
+    non_finite = (
+        "Every step gave NaN or inf. Check the state at `path.final` and the clock: "
+        "`LogNorm` needs a norm that grows, `ArcLength` a flow that moves."
+    )
+    step_underflow = (
+        "The step shrank until it no longer moved the clock. Use float64, a looser "
+        "`rtol`, a clock that resolves the scale, or an implicit solver."
+    )
+    not_met = (
+        "The clock ran to its horizon and the stop was never met: it lies beyond what "
+        "this flow reaches, or the flow is at rest."
+    )
+
+
+class SolveStats(eqx.Module):
+    """The cost of a solve. A step of an s-stage method is about s right-hand sides."""
+
+    num_steps: IntScalar  # tried
+    num_accepted: IntScalar
+    num_rejected: IntScalar
+
+
+class Path(eqx.Module):
+    """An orbit: saved points in order of time, and the state where the solve ended.
+
+    Row 0 is the start. Rows from `num_saved` on were not reached and hold NaN. A plateau
+    is no convergence: `outcome` only says whether the stop was met.
+    """
+
+    reading: Float[Array, "*batch saves"]  # clock readings s
+    log_time: Float[Array, "*batch saves"]  # log of the flow's own time, -inf at start
+    state: State | None  # leading axis `saves`, where states were kept
+    observables: dict[str, Array]  # leading axis `saves`, what `observe` returned
+    num_saved: Int[Array, "*batch"]
+    final: State  # the last state reached, whatever the outcome
+    final_log_time: RealScalar
+    final_reading: RealScalar
+    final_observables: dict[str, PyTree]
+    outcome: Outcome
+    stats: SolveStats

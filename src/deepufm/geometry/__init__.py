@@ -1,0 +1,17 @@
+"""Fixed matrices (Hadamard, and the logits of named structures) and safe norms."""
+
+from ._frames import (
+    cross_polytope as cross_polytope,
+    polygon_vectors as polygon_vectors,
+    regular_polygon as regular_polygon,
+    simplex_etf as simplex_etf,
+)
+from ._hadamard import (
+    psi_matrix as psi_matrix,
+    psi_matvec as psi_matvec,
+    sylvester_hadamard as sylvester_hadamard,
+)
+from ._norms import (
+    frobenius_norm as frobenius_norm,
+    log_frobenius_norm as log_frobenius_norm,
+)

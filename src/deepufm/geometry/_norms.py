@@ -1,0 +1,36 @@
+"""Euclidean norms that neither overflow nor underflow, with finite gradients at zero.
+
+The flows live between parameter norms of 1e-300 and 1e300, where a plain sum of squares
+is 0 or inf. Every norm here divides by the largest entry first.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def frobenius_norm(
+    x: Float[Array, "..."], axis: int | tuple[int, ...] | None = None
+) -> Float[Array, "..."]:
+    """Returns the root of the sum of squares over `axis`, safe at any scale.
+
+    **Arguments:** `x` of any shape; `axis` as in `jnp.sum`, all axes if `None`.
+
+    **Returns:** the norm; 0 (with gradient 0) for an array of zeros, NaN where x has one.
+    """
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=axis, keepdims=True))
+    zero = largest == 0
+    scale = jnp.where(zero, 1, largest)
+    # The inner `where` keeps sqrt away from 0, where its derivative is infinite.
+    scaled = jnp.where(zero, 1, x / scale)
+    root = jnp.sqrt(jnp.sum(scaled * scaled, axis=axis, keepdims=True))
+    return jnp.squeeze(jnp.where(zero, 0, scale * root), axis=axis)
+
+
+def log_frobenius_norm(
+    x: Float[Array, "..."], axis: int | tuple[int, ...] | None = None
+) -> Float[Array, "..."]:
+    """Returns the natural logarithm of `frobenius_norm`, −inf for zeros."""
+    norm = frobenius_norm(x, axis)
+    zero = norm == 0
+    return jnp.where(zero, -jnp.inf, jnp.log(jnp.where(zero, 1, norm)))

@@ -1,0 +1,57 @@
+"""The deep unconstrained features model: Z = W_L ... W_1 H_1 (P1 eq. 1).
+
+Conventions a reader could get backwards: column k of `features` (and of the logits) is
+one example; classes come in order, n examples each; `hidden[l-1]` is W_l, so
+`hidden[0]` acts first and `hidden[-1]` feeds the head.
+"""
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float
+
+from .._types import Logits
+
+
+class DeepUFM(eqx.Module):
+    """Parameters of the deep unconstrained features model.
+
+    The model holds no mask: one whose layers are padded (hidden layers by identities,
+    width by zeros) computes the same logits, and the flow knows the true depth.
+    """
+
+    head: Float[Array, "classes width"]  # W_L
+    hidden: Float[Array, "layers width width"]  # W_1 ... W_{L-1}; (0, d, d) at L = 1
+    features: Float[Array, "width examples"]  # H_1
+
+    def __check_init__(self):
+        width = self.head.shape[-1]
+        if self.hidden.shape[-2:] != (width, width) or self.features.shape[-2] != width:
+            raise ValueError(
+                "The layers of `DeepUFM` must share one width: head (K, d), hidden "
+                f"(L-1, d, d), features (d, nK), but have {self.head.shape}, "
+                f"{self.hidden.shape} and {self.features.shape}."
+            )
+
+    @property
+    def num_classes(self) -> int:
+        """K, the number of rows of the head."""
+        return self.head.shape[-2]
+
+    @property
+    def width(self) -> int:
+        """d, padding included."""
+        return self.head.shape[-1]
+
+    @property
+    def depth(self) -> int:
+        """L, the number of linear layers after the features, padding included."""
+        return self.hidden.shape[-3] + 1
+
+    def logits(self) -> Logits:
+        """Returns Z, (K, nK), multiplied from the left: every product has K rows."""
+
+        def multiply(left, layer):
+            return left @ layer, None
+
+        left, _ = jax.lax.scan(multiply, self.head, self.hidden, reverse=True)
+        return left @ self.features
