@@ -30,6 +30,7 @@ the Softmax: Hadamard Initialization for Tractable Cross-Entropy Dynamics".
 from typing import TypeAlias
 
 import jax
+from jax.core import Tracer as Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 RealScalar: TypeAlias = Float[Array, ""]

@@ -20,6 +20,7 @@ from ._margin import (
     parameter_margin as parameter_margin,
     smoothed_parameter_margin as smoothed_parameter_margin,
 )
+from ._metrics import metrics as metrics
 from ._spectrum import (
     effective_rank as effective_rank,
     effective_rank_from_log as effective_rank_from_log,

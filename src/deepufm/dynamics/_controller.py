@@ -40,8 +40,8 @@ def _identity(x: Float[Array, ""]) -> Float[Array, ""]:
 class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
     """Accepts a step when `relative_error(error, before, after)` is below `tolerance`.
 
-    Two ends are told apart in diffrax's results: `dt_min_reached` where a step no longer
-    moves the clock, `nonlinear_divergence` where it does not because every try gave a
+    Two ends are told apart in diffrax's results: `dt_min_reached` where a step no
+    longer moves the clock, `internal_error` where it does not because every try gave a
     NaN or inf.
     """
 
@@ -119,7 +119,7 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
             stuck,
             diffrax.RESULTS.where(
                 broken,
-                diffrax.RESULTS.nonlinear_divergence,
+                diffrax.RESULTS.internal_error,
                 diffrax.RESULTS.dt_min_reached,
             ),
             result,

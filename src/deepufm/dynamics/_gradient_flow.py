@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._types import Labels, RealScalar
+from .._types import Labels, RealScalar, Tracer
 from ..geometry import frobenius_norm, log_frobenius_norm
 from ..models import AbstractLoss, DeepUFM
 from ._flow import AbstractFlow
@@ -97,7 +97,7 @@ class GradientFlow(AbstractFlow):
         return self.depth.astype(state.head.dtype)
 
     def layer_norms(self, state: DeepUFM) -> Float[Array, " blocks"]:
-        """Returns the Frobenius norms of H_1, W_1 ... W_{L-1}, W_L; 0 for frozen ones."""
+        """Returns the Frobenius norms of H_1, W_1 ... W_L; 0 for frozen layers."""
         hidden = frobenius_norm(self._drop_frozen(state.hidden), axis=(1, 2))
         ends = [frobenius_norm(state.features)[None], frobenius_norm(state.head)[None]]
         return jnp.concatenate([ends[0], hidden, ends[1]])
@@ -143,7 +143,7 @@ class GradientFlow(AbstractFlow):
                 f"features must have shape ({state.width}, {examples}), but have "
                 f"{state.features.shape}. Give both the flow and the model one n."
             )
-        if self.depth is not None and not isinstance(self.depth, jax.core.Tracer):
+        if self.depth is not None and not isinstance(self.depth, Tracer):
             depth = float(self.depth)
             if not (1 <= depth <= state.depth and depth == round(depth)):
                 raise ValueError(
@@ -152,7 +152,7 @@ class GradientFlow(AbstractFlow):
                 )
         for name in ("head", "hidden", "features"):
             leaf = getattr(state, name)
-            if isinstance(leaf, jax.core.Tracer):
+            if isinstance(leaf, Tracer):
                 continue
             if not bool(jnp.all(jnp.isfinite(leaf))):
                 raise ValueError(
@@ -182,6 +182,7 @@ def _outer_products(
     num_classes = lefts.shape[1]
     if num_classes > _MAX_FUSED_CLASSES:
         return jnp.einsum("lkd,lke->lde", lefts, gradients)
-    return sum(
-        lefts[:, k, :, None] * gradients[:, k, None, :] for k in range(num_classes)
-    )
+    total = lefts[:, 0, :, None] * gradients[:, 0, None, :]
+    for k in range(1, num_classes):
+        total = total + lefts[:, k, :, None] * gradients[:, k, None, :]
+    return total

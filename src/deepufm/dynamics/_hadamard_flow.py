@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._types import Modes, RealScalar
+from .._types import Modes, RealScalar, Tracer
 from ..geometry import log_frobenius_norm, psi_matrix, psi_matvec
 from ..models import check_modes, log_softplus
 from ._flow import AbstractFlow
@@ -117,15 +117,15 @@ class HadamardFlow(AbstractFlow):
     def check(self, state: Modes) -> None:
         """Checks the number of modes and that a(0) is no NaN, infinite or negative."""
         _check_count(state, self.num_classes)
-        if isinstance(state, jax.core.Tracer):
+        if isinstance(state, Tracer):
             return
         values = np.asarray(state)
         wrong = np.flatnonzero(np.isnan(values) | (values == np.inf))
         if wrong.size:
             raise ValueError(
                 "The state of `HadamardFlow` is log a with every a_i finite and at "
-                f"least 0, but log a_{int(wrong[0])} is {values[wrong[0]]}. A NaN comes "
-                "from the logarithm of a negative a_i: pass log of non-negative values."
+                f"least 0, but log a_{int(wrong[0])} is {values[wrong[0]]}. NaN is the "
+                "logarithm of a negative a_i: pass log of non-negative values."
             )
         if np.all(values == -np.inf):
             raise ValueError(
@@ -185,7 +185,7 @@ class LogitFlow(AbstractFlow):
     def check(self, state: Modes) -> None:
         """Checks the number of modes and that they are finite."""
         _check_count(state, self.num_classes)
-        if isinstance(state, jax.core.Tracer):
+        if isinstance(state, Tracer):
             return
         if not np.all(np.isfinite(np.asarray(state))):
             raise ValueError("The state of `LogitFlow` is a, and must be finite.")
@@ -215,7 +215,7 @@ def _log_loss(a: Modes) -> RealScalar:
 
 
 def _log(x: RealScalar) -> RealScalar:
-    """log with -inf, and no infinite derivative, at zero; NaN below."""
+    """Log with -inf, and no infinite derivative, at zero; NaN below."""
     return jnp.where(x == 0, -jnp.inf, jnp.log(jnp.where(x == 0, 1, x)))
 
 
@@ -229,7 +229,7 @@ def _check_num_classes(num_classes: int) -> None:
 
 def _checked_depth(depth) -> RealScalar:
     array = jnp.asarray(depth, float)
-    if isinstance(array, jax.core.Tracer):
+    if isinstance(array, Tracer):
         return eqx.error_if(array, ~(array >= 1), "`depth` must be at least 1.")
     if not float(array) >= 1:
         raise ValueError(

@@ -39,8 +39,8 @@ class SolveStats(eqx.Module):
 class Path(eqx.Module):
     """An orbit: saved points in order of time, and the state where the solve ended.
 
-    Row 0 is the start. Rows from `num_saved` on were not reached and hold NaN. A plateau
-    is no convergence: `outcome` only says whether the stop was met.
+    Row 0 is the start. Rows from `num_saved` on were not reached and hold NaN. A
+    plateau is no convergence: `outcome` only says whether the stop was met.
     """
 
     reading: Float[Array, "*batch saves"]  # clock readings s

@@ -8,8 +8,8 @@ it of order one, x = t·norm/(dt/ds), with
 t itself overflows, and log t is stiff without need: late, x rests at the ratio of the
 norm to the smallest margin while t reaches 10^(10^6). (Without the factor `norm`, x
 falls like 1/norm, and implicit methods lose their order on it: 13,000 steps where 100
-do.) Where y is a logarithm, entries of -inf are held at 0 inside the solver, which could
-not interpolate them, and put back wherever the flow or the user looks.
+do.) Where y is a logarithm, entries of -inf are held at 0 inside the solver, which
+could not interpolate them, and put back wherever the flow or the user looks.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import optimistix as optx
 from jaxtyping import Array, Bool, Float, PyTree
 
-from .._types import RealScalar, State
+from .._types import RealScalar, State, Tracer
 from ._clock import (
     AbstractClock,
     AbstractStateClock,
@@ -52,7 +52,7 @@ class SaveEvery(eqx.Module):
     capacity: int = eqx.field(static=True)
 
     def __check_init__(self):
-        if not isinstance(self.step, jax.core.Tracer) and not self.step > 0:
+        if not isinstance(self.step, Tracer) and not self.step > 0:
             raise ValueError(f"`SaveEvery` needs a positive step, but has {self.step}.")
         if self.capacity < 1:
             raise ValueError(
@@ -68,7 +68,7 @@ class _Problem(eqx.Module):
     clock: AbstractClock
     held: Bool[Array, " modes"] | None  # entries of log a that are -inf
 
-    def vector_field(self, reading: RealScalar, inner: tuple, args: None) -> tuple:
+    def vector_field(self, reading: Any, inner: tuple, args: None) -> tuple:
         """Returns (dy/ds, dx/ds)."""
         del args
         state, elapsed = self.state(inner), inner[1]
@@ -139,8 +139,8 @@ def solve(
     - `stop`: `FinalTime`, `FinalNorm` or `LogLossBelow`.
     - `clock`: what the integration steps in; `LogTime()` if `None`. The orbit is the
         same under every clock.
-    - `saves`: the number of saved points, equal steps of the clock, where the stop fixes
-        the clock's end (`FinalTime` on `PhysicalTime` and `LogTime`, `FinalNorm` of a
+    - `saves`: the number of saved points, equal steps of the clock, where the stop
+        fixes the clock's end (`FinalTime` on `PhysicalTime` and `LogTime`, `FinalNorm` of a
         reduced flow on `LogNorm`); otherwise a `SaveEvery`. The first is the start.
     - `observe`: `observe(flow, log_time, state) -> dict` of arrays, called at every
         saved point; `ufm.metrics` is the standard one.
@@ -384,14 +384,15 @@ def _check_options(flow, y0, stop, clock, saves, solver, max_steps) -> None:
             f"({8e-9 * unknowns**2:.0f} GB). Use an explicit solver such as "
             "diffrax.Dopri8(), or a narrower balanced model of the same rank."
         )
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
         fixed = stop.final_reading(flow, clock, y0) is not None
     else:
         fixed = _check_ahead(flow, y0, stop, clock)
     if isinstance(saves, int):
         if saves < 2:
             raise ValueError(
-                f"Argument `saves` counts the start and the end: at least 2, not {saves}."
+                "Argument `saves` counts the start and the end: it must be at least 2, "
+                f"but is {saves}."
             )
         if not fixed:
             raise ValueError(
@@ -404,15 +405,15 @@ def _check_options(flow, y0, stop, clock, saves, solver, max_steps) -> None:
 def _check_ahead(flow, y0, stop, clock) -> bool:
     """Refuses a stop behind the start; says whether the clock's end is known."""
     end = stop.final_reading(flow, clock, y0)
-    if end is not None and not isinstance(end, jax.core.Tracer) and not end > 0:
+    if end is not None and not isinstance(end, Tracer) and not end > 0:
         raise ValueError(_BEHIND.format(stop=type(stop).__name__))
     excess = stop.excess(flow, jnp.asarray(-jnp.inf, jax.tree.leaves(y0)[0].dtype), y0)
-    if not isinstance(excess, jax.core.Tracer) and excess >= 0:
+    if not isinstance(excess, Tracer) and excess >= 0:
         raise ValueError(_BEHIND.format(stop=type(stop).__name__))
     return end is not None
 
 
 _BEHIND = (
-    "The stop lies before the start: {stop} already holds at the initial state. Choose a "
-    "later one, or a smaller start."
+    "The stop lies before the start: {stop} already holds at the initial state. Choose "
+    "a later one, or a smaller start."
 )

@@ -4,11 +4,10 @@ import abc
 import math
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._types import RealScalar, State
+from .._types import RealScalar, State, Tracer
 from ._clock import AbstractClock, AbstractTimeClock, LogNorm
 from ._flow import AbstractFlow
 
@@ -26,7 +25,7 @@ class AbstractStop(eqx.Module):
     def final_reading(
         self, flow: AbstractFlow, clock: AbstractClock, state: State
     ) -> RealScalar | None:
-        """Returns the clock's reading at the goal where `state`, the start, fixes it."""
+        """Returns the clock's reading at the goal, where the start fixes it."""
 
 
 class FinalTime(AbstractStop):
@@ -51,13 +50,13 @@ class FinalTime(AbstractStop):
         if (t is None) == (log is None):
             raise ValueError("Give `FinalTime` either t or log=, the logarithm of t.")
         if t is not None:
-            if not isinstance(t, jax.core.Tracer) and not t > 0:
+            if not isinstance(t, Tracer) and not t > 0:
                 raise ValueError(
                     f"The final time must be after the start, t > 0, but is {t}."
                 )
             log = jnp.log(jnp.asarray(t, float))
         self.log_time = jnp.asarray(log, float)
-        if isinstance(self.log_time, jax.core.Tracer):
+        if isinstance(self.log_time, Tracer):
             return
         if not math.isfinite(float(self.log_time)):
             raise ValueError(
@@ -91,7 +90,7 @@ class FinalNorm(AbstractStop):
     log_norm: RealScalar
 
     def __init__(self, norm: float | Float[Array, ""]):
-        if not isinstance(norm, jax.core.Tracer) and not 0 < norm < math.inf:
+        if not isinstance(norm, Tracer) and not 0 < norm < math.inf:
             raise ValueError(
                 f"The final norm must be positive and finite, but is {norm}."
             )
@@ -101,6 +100,7 @@ class FinalNorm(AbstractStop):
         self, flow: AbstractFlow, log_time: RealScalar, state: State
     ) -> RealScalar:
         """Returns log norm minus its goal."""
+        del log_time
         log_norm = flow.log_norm(state)
         return log_norm - self.log_norm.astype(log_norm.dtype)
 
@@ -123,7 +123,7 @@ class LogLossBelow(AbstractStop):
     threshold: RealScalar
 
     def __init__(self, log_loss: float | Float[Array, ""]):
-        if not isinstance(log_loss, jax.core.Tracer) and not math.isfinite(log_loss):
+        if not isinstance(log_loss, Tracer) and not math.isfinite(log_loss):
             raise ValueError(
                 "The log-loss to stop at must be finite (a natural logarithm, such as "
                 f"-30 for a loss of 1e-13), but is {log_loss}."

@@ -16,7 +16,7 @@ def frobenius_norm(
 
     **Arguments:** `x` of any shape; `axis` as in `jnp.sum`, all axes if `None`.
 
-    **Returns:** the norm; 0 (with gradient 0) for an array of zeros, NaN where x has one.
+    **Returns:** the norm; 0 (with gradient 0) for zeros, NaN where `x` has a NaN.
     """
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=axis, keepdims=True))
     zero = largest == 0

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from .._types import Logits, Modes, PRNGKey
+from .._types import Logits, Modes, PRNGKey, Tracer
 from ..geometry import sylvester_hadamard
 from ._deep_ufm import DeepUFM
 
@@ -131,9 +131,7 @@ def balanced(
     **Raises:** `ValueError` where d < K or the logits are not finite.
     """
     _check_sizes(logits.shape[0], 1, width, depth, pad_width, pad_depth, False)
-    if not isinstance(logits, jax.core.Tracer) and not bool(
-        jnp.all(jnp.isfinite(logits))
-    ):
+    if not isinstance(logits, Tracer) and not bool(jnp.all(jnp.isfinite(logits))):
         raise ValueError("Argument `logits` must be finite, but holds NaN or inf.")
     left, values, right = jnp.linalg.svd(logits, full_matrices=False)
     return _balanced(key, left, values, right.T, width, depth, pad_width, pad_depth)
@@ -141,7 +139,7 @@ def balanced(
 
 def check_modes(name: str, a: Float[Array, " modes"]) -> None:
     """Raises `ValueError` where a concrete `a` has a negative or non-finite entry."""
-    if isinstance(a, jax.core.Tracer):
+    if isinstance(a, Tracer):
         return
     values = np.asarray(a)
     wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
@@ -199,7 +197,7 @@ def _rotation(key, layer, width) -> Float[Array, "width width"]:
 
 
 def _static_size(name: str, size: _Size) -> int:
-    if isinstance(size, jax.core.Tracer):
+    if isinstance(size, Tracer):
         raise ValueError(
             f"A traced `{name}` needs `pad_{name}`, the largest {name} of the batch."
         )
@@ -207,7 +205,7 @@ def _static_size(name: str, size: _Size) -> int:
 
 
 def _check_positive(name: str, value) -> None:
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return
     if not np.isfinite(value) or value <= 0:
         raise ValueError(
@@ -228,11 +226,11 @@ def _check_sizes(
     }
     for name, least in smallest.items():
         size = given[name]
-        if not isinstance(size, jax.core.Tracer) and size < least:
+        if not isinstance(size, Tracer) and size < least:
             raise ValueError(
                 f"Argument `{name}` must be at least {least}, but is {size}."
             )
-    if isinstance(width, jax.core.Tracer) or isinstance(depth, jax.core.Tracer):
+    if isinstance(width, Tracer) or isinstance(depth, Tracer):
         return
     if width < num_classes and not bottleneck:
         raise ValueError(

@@ -4,7 +4,7 @@ A loss returns the residual -dL/dZ as a matrix of ordinary size times exp(log_sc
 Cross-entropy (P1 eq. 1) is built from the *off-class gaps* g_k = z_k - z_y, k != y, of
 each column. With s = log sum_k e^{g_k},
 
-    loss = softplus(s),    p_k = exp(g_k - softplus(s)),    1 - p_y = exp(-softplus(-s)),
+    loss = softplus(s),  p_k = exp(g_k - softplus(s)),  1 - p_y = exp(-softplus(-s)),
 
 so nothing is ever subtracted from one, and the gaps are blind to a shift of all logits.
 """

@@ -1,0 +1,1 @@
+"""Grids of runs, and the stores they are written to."""
