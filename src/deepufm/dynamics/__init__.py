@@ -20,6 +20,7 @@ from ._path import Outcome as Outcome, Path as Path, SolveStats as SolveStats
 from ._scale_map import ScaleMap as ScaleMap, scale_map as scale_map
 from ._solve import (
     SaveEvery as SaveEvery,
+    check_solve as check_solve,
     default_solver as default_solver,
     solve as solve,
 )

@@ -140,8 +140,9 @@ def solve(
     - `clock`: what the integration steps in; `LogTime()` if `None`. The orbit is the
         same under every clock.
     - `saves`: the number of saved points, equal steps of the clock, where the stop
-        fixes the clock's end (`FinalTime` on `PhysicalTime` and `LogTime`, `FinalNorm` of a
-        reduced flow on `LogNorm`); otherwise a `SaveEvery`. The first is the start.
+        fixes the clock's end (`FinalTime` on `PhysicalTime` and `LogTime`, `FinalNorm`
+        of a reduced flow on `LogNorm`); otherwise a `SaveEvery`. The first is the
+        start.
     - `observe`: `observe(flow, log_time, state) -> dict` of arrays, called at every
         saved point; `ufm.metrics` is the standard one.
     - `keep_states`: whether to keep the states at the saved points; by default for the
@@ -165,10 +166,12 @@ def solve(
         flow = ufm.HadamardFlow(num_classes=16, depth=2)
         path = ufm.solve(flow, jnp.log(a0), stop=ufm.FinalTime(1e10))
     """
+    check_solve(
+        flow, y0, stop=stop, clock=clock, saves=saves, solver=solver, rtol=rtol,
+        max_steps=max_steps,
+    )  # fmt: skip
     clock = LogTime() if clock is None else clock
-    flow.check(y0)
     solver = default_solver(flow, clock) if solver is None else solver
-    _check_options(flow, y0, stop, clock, saves, solver, max_steps)
     dtype = jnp.result_type(*jax.tree.leaves(y0))
     rtol = _checked_rtol(rtol, dtype)
     solver = _with_stage_solver(solver, rtol)
@@ -178,6 +181,29 @@ def solve(
         flow, y0, stop, clock, saves, observe, keep_states, solver,
         jnp.asarray(rtol, dtype), max_steps, adjoint,
     )  # fmt: skip
+
+
+def check_solve(
+    flow: AbstractFlow,
+    y0: State,
+    *,
+    stop: AbstractStop,
+    clock: AbstractClock | None = None,
+    saves: int | SaveEvery = 200,
+    solver: diffrax.AbstractSolver | None = None,
+    rtol: float | None = None,
+    max_steps: int = 100_000,
+) -> None:
+    """Raises the `ValueError` that `solve` would for these arguments.
+
+    Computes no more than the norm and the loss of the start; traced values are not
+    looked at.
+    """
+    clock = LogTime() if clock is None else clock
+    flow.check(y0)
+    solver = default_solver(flow, clock) if solver is None else solver
+    _check_options(flow, y0, stop, clock, saves, solver, max_steps)
+    _checked_rtol(rtol, jnp.result_type(*jax.tree.leaves(y0)))
 
 
 def default_solver(flow: AbstractFlow, clock: AbstractClock) -> diffrax.AbstractSolver:

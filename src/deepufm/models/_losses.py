@@ -10,6 +10,7 @@ so nothing is ever subtracted from one, and the gaps are blind to a shift of all
 """
 
 import abc
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -59,7 +60,7 @@ class CrossEntropy(AbstractLoss):
     log 3 - 750 = -748.90, though the loss itself is below the smallest double.
     """
 
-    norm_diverges = True
+    norm_diverges: ClassVar[bool] = True
 
     def residual(self, logits: Logits, labels: Labels) -> tuple[Logits, RealScalar]:
         """Returns (R, log_scale) with Y - P = exp(log_scale)·R (P1 eq. 37)."""

@@ -1,0 +1,49 @@
+"""One orbit: singular values, norm and KL against log t (P1 Figs 4, 10 and 11)."""
+
+from os import PathLike
+
+import numpy as np
+
+from ..dynamics import Path
+from ._style import COLOURS, canvas, label_time, log10_time, save, shades
+
+
+def orbit_figure(
+    path: Path, file: str | PathLike, *, num_classes: int, title: str = ""
+) -> None:
+    """Plots normalised singular values, their sum, and KL from collapse.
+
+    **Arguments:** `path` a solve with `observe=metrics`; `file` where to write;
+    `num_classes` K, for the level of collapse, 1/(K-1); `title` what was run.
+    """
+    kept = int(path.num_saved)
+    observed = {name: np.asarray(v)[:kept] for name, v in path.observables.items()}
+    time = log10_time(np.asarray(path.log_time)[:kept])
+    values = observed["singular_values"]
+    total = observed["nuclear_norm"]
+    with canvas(1, 3, (12.0, 3.4)) as (figure, axes):
+        spectrum, norm, divergence = axes[0]
+        order = np.argsort(-values[-1])
+        for index, colour in zip(order, shades(len(order)), strict=True):
+            spectrum.plot(time, values[:, index] / total, color=colour, linewidth=1.2)
+        uniform = 1 / (num_classes - 1)
+        spectrum.axhline(uniform, color="black", linestyle=":", linewidth=1)
+        spectrum.annotate(
+            "collapse, $1/(K-1)$",
+            (0.99, uniform),
+            xycoords=("axes fraction", "data"),
+            fontsize=8,
+            ha="right",
+            va="bottom",
+        )
+        spectrum.set_ylabel(r"normalised singular values $\hat a_i$")
+        norm.plot(time, total, color=COLOURS[0])
+        norm.set_yscale("log")
+        norm.set_ylabel(r"sum of singular values $\|a\|_1$")
+        divergence.plot(time, observed["kl"], color=COLOURS[1])
+        divergence.set_ylabel(r"$D_{\mathrm{KL}}(\mathrm{uniform}\,\|\,\hat a)$")
+        for panel in axes[0]:
+            label_time(panel)
+        if title:
+            figure.suptitle(title, fontsize=9.5)
+        save(figure, file)
