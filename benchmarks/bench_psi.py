@@ -12,18 +12,14 @@ parity transform beyond, for the least sum of log times over all K, single and i
     python benchmarks/bench_psi.py [--tiny] [--out FILE.json]
 """
 
-import argparse
-import json
 import math
-import os
-import platform
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from _harness import compile_apart, interleave, options, write
 from jax import Array, lax
 
 from deepufm.geometry import psi_matrix
@@ -52,16 +48,7 @@ def compile_chain(product, v: Array) -> tuple[Callable[[Array], Array], float]:
     def chain(v):
         return lax.fori_loop(0, CHAIN, lambda _, x: lanes_last(x) * scale, v)
 
-    start = time.perf_counter()
-    compiled = jax.jit(chain).lower(v).compile()
-    return compiled, time.perf_counter() - start
-
-
-def seconds(compiled, v: Array) -> float:
-    """Returns the wall time of one call."""
-    start = time.perf_counter()
-    compiled(v).block_until_ready()
-    return time.perf_counter() - start
+    return compile_apart(chain, v)
 
 
 def relative_error(product, num_classes: int) -> float:
@@ -89,20 +76,16 @@ def measure(num_classes: int, lanes: int | None, budget: float) -> list[dict]:
     v = jax.device_put(np.random.default_rng(0).uniform(size=shape))
     candidates = products(num_classes)
     chains = {name: compile_chain(f, v) for name, f in candidates.items()}
-    warm = {name: seconds(chain, v) for name, (chain, _) in chains.items()}
-    repeats = min(200, max(5, int(budget / sum(warm.values()))))
-    times = {name: [] for name in chains}
-    for _ in range(repeats):
-        for name, (chain, _) in chains.items():
-            times[name].append(seconds(chain, v) / CHAIN)
+    calls = {name: partial(chain, v) for name, (chain, _) in chains.items()}
+    times = interleave(calls, budget, least=5)
     return [
         {
             "num_classes": num_classes,
             "lanes": lanes or 1,
             "product": name,
-            "min_ns": 1e9 * min(times[name]),
-            "median_ns": 1e9 * float(np.median(times[name])),
-            "repeats": repeats,
+            "min_ns": 1e9 * times[name]["min_s"] / CHAIN,
+            "median_ns": 1e9 * times[name]["median_s"] / CHAIN,
+            "repeats": times[name]["repeats"],
             "compile_s": chains[name][1],
             "error_roundings": None
             if name == "empty"
@@ -149,15 +132,10 @@ def show(rows: list[dict]) -> None:
         print(f"{'':13}", *(f"{r['compile_s']:6.2f}" for r in both))
 
 
-def main() -> None:
-    """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description="Times products with Psi.")
-    parser.add_argument("--tiny", action="store_true", help="small K, a second or two")
-    parser.add_argument("--out", type=Path, help="JSON file for the results")
-    args = parser.parse_args()
-    jax.config.update("jax_enable_x64", True)
-
-    sizes = [2**m for m in range(1, 5 if args.tiny else 11)]
+def main(argv: Sequence[str] | None = None) -> dict:
+    """Runs the benchmark and returns what it writes."""
+    args = options("Times products with Psi.", argv)
+    sizes = [4, 8] if args.tiny else [2**m for m in range(1, 11)]
     budget = 0.02 if args.tiny else 1.0
     rows = [
         row
@@ -168,28 +146,13 @@ def main() -> None:
     show(rows)
     switch = switch_point(rows)
     print(f"best: dense up to K = {switch}; the library switches at {_DENSE_UP_TO}")
-    if args.out is not None:
-        device = jax.devices()[0]
-        result = {
-            "benchmark": "psi",
-            "versions": {
-                "python": platform.python_version(),
-                "jax": jax.__version__,
-                "numpy": np.__version__,
-            },
-            "device": {
-                "platform": device.platform,
-                "kind": device.device_kind,
-                "count": jax.device_count(),
-                "cpus": os.cpu_count(),
-            },
-            "dtype": "float64",
-            "chain": CHAIN,
-            "switch_point": switch,
-            "library_switch_point": _DENSE_UP_TO,
-            "rows": rows,
-        }
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    result = {
+        "chain": CHAIN,
+        "switch_point": switch,
+        "library_switch_point": _DENSE_UP_TO,
+        "rows": rows,
+    }
+    return write(args.out, "psi", result)
 
 
 if __name__ == "__main__":

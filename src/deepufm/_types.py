@@ -30,10 +30,15 @@ the Softmax: Hadamard Initialization for Tractable Cross-Entropy Dynamics".
 from typing import TypeAlias
 
 import jax
+import numpy as np
 from jax.core import Tracer as Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 RealScalar: TypeAlias = Float[Array, ""]
+# What users may pass for a real number.
+RealLike: TypeAlias = (
+    float | int | np.floating | np.integer | Float[Array, ""] | Int[Array, ""]
+)
 BoolScalar: TypeAlias = Bool[Array, ""]
 IntScalar: TypeAlias = Int[Array, ""]
 Modes: TypeAlias = Float[Array, " modes"]

@@ -21,7 +21,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._types import RealScalar, Tracer
+from .._types import RealLike, RealScalar, Tracer
 from ._flow import Motion
 
 
@@ -85,7 +85,7 @@ class LogTime(AbstractTimeClock):
     log_t0: RealScalar
     horizon: ClassVar[float] = 1e9
 
-    def __init__(self, t0: float = 1.0):
+    def __init__(self, t0: RealLike = 1.0):
         if not (isinstance(t0, Tracer) or 0 < t0 < float("inf")):
             raise ValueError(
                 f"Argument `t0` of `LogTime` must be positive and finite, but is {t0}."

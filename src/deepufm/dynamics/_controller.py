@@ -113,7 +113,8 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         resume = keep & controller_state.landed
         step = jnp.where(resume, jnp.maximum(step, controller_state.intended), step)
         next_t1, landed = self._aim(next_t0, step)
-        stuck = next_t1 <= next_t0
+        # A rejected step of a few roundings may shrink to itself, for ever.
+        stuck = (next_t1 <= next_t0) | (~keep & (next_t1 >= t1))
         broken = jnp.isinf(ratio)
         result = diffrax.RESULTS.where(
             stuck,

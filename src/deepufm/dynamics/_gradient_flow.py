@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._types import Labels, RealScalar, Tracer
+from .._types import Labels, RealLike, RealScalar, Tracer
 from ..geometry import frobenius_norm, log_frobenius_norm
 from ..models import AbstractLoss, DeepUFM
 from ._flow import AbstractFlow
@@ -48,7 +48,7 @@ class GradientFlow(AbstractFlow):
         self,
         loss: AbstractLoss,
         per_class: int,
-        depth: float | Float[Array, ""] | None = None,
+        depth: RealLike | None = None,
     ):
         if per_class < 1:
             raise ValueError(
@@ -125,8 +125,9 @@ class GradientFlow(AbstractFlow):
         """Returns the largest ‖error‖_F/‖layer‖_F over the layers that move."""
         size = jnp.maximum(self.layer_norms(before), self.layer_norms(after))
         errors = self.layer_norms(error)
-        moving = errors > 0
-        return jnp.max(jnp.where(moving, errors / jnp.where(moving, size, 1), 0))
+        # Not `errors > 0`: a NaN must come out as one.
+        still = errors == 0
+        return jnp.max(jnp.where(still, 0, errors / jnp.where(still, 1, size)))
 
     def check(self, state: DeepUFM) -> None:
         """Checks the shapes, the padding's depth and that the parameters are finite."""
@@ -164,14 +165,15 @@ class GradientFlow(AbstractFlow):
     ) -> Float[Array, "layers width width"]:
         if self.depth is None:
             return hidden
-        moving = jnp.arange(hidden.shape[0]) < self.depth - 1
+        moving = jnp.arange(hidden.shape[0], dtype=self.depth.dtype) < self.depth - 1
         return jnp.where(moving[:, None, None], hidden, 0)
 
 
 # Up to this many classes a sum of K outer products, fused into one pass over the
 # output, beats a batched matrix product, whose inner dimension is too short to pay for
-# its packing (benchmarks/bench_rhs.py: 45 against 140 us at K = 10, d = 100, L = 8).
-_MAX_FUSED_CLASSES = 16
+# its packing (benchmarks/bench_rhs.py: a whole right-hand side takes 263 against 338 us
+# at K = 10, d = 100, L = 8; they are level at K = 32 to 48, and it loses from 64 on).
+_MAX_FUSED_CLASSES = 32
 
 
 def _outer_products(

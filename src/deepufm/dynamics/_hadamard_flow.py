@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._types import Modes, RealScalar, Tracer
+from .._types import Modes, RealLike, RealScalar, Tracer
 from ..geometry import log_frobenius_norm, psi_matrix, psi_matvec
 from ..models import check_modes, log_softplus
 from ._flow import AbstractFlow
@@ -53,16 +53,16 @@ class HadamardFlow(AbstractFlow):
     growth_is_exact: ClassVar[bool] = True
     log_state: ClassVar[bool] = True
 
-    def __init__(self, num_classes: int, depth: float | Float[Array, ""]):
+    def __init__(self, num_classes: int, depth: RealLike):
         _check_num_classes(num_classes)
         self.num_classes = num_classes
         self.depth = _checked_depth(depth)
 
     def __call__(self, state: Modes) -> tuple[Modes, RealScalar]:
         """Returns (d log a/dt / exp(log_speed), log_speed)."""
-        alive = state > -jnp.inf
+        alive = ~jnp.isneginf(state)  # a NaN is alive: it must come out as one
         largest = jnp.max(state)
-        any_alive = largest > -jnp.inf
+        any_alive = ~jnp.isneginf(largest)
         # A dead mode borrows the largest one's value: p·(-inf) at p = 0 is NaN.
         reference = jnp.where(any_alive, largest, 0)
         log_a = jnp.where(alive, state, reference)
@@ -85,7 +85,7 @@ class HadamardFlow(AbstractFlow):
         Costs K² exponentials: a mode whose rate is e^{-1000} of the fastest has
         direction 0 in `__call__`, and its true logarithm here. -inf for a dead mode.
         """
-        alive = state > -jnp.inf
+        alive = ~jnp.isneginf(state)
         log_b, log_partition = _log_b(jnp.where(alive, jnp.exp(state), 0))
         power = self.power(state.dtype)
         rates = log_b - log_partition + power * jnp.where(alive, state, 0)
@@ -102,7 +102,7 @@ class HadamardFlow(AbstractFlow):
     def log_length(self, state: Modes, direction: Modes) -> RealScalar:
         """Returns log of the 2-norm of da/dt."""
         largest = jnp.max(state)
-        reference = jnp.where(largest > -jnp.inf, largest, 0)
+        reference = jnp.where(jnp.isneginf(largest), 0, largest)
         return reference + log_frobenius_norm(jnp.exp(state - reference) * direction)
 
     def log_loss(self, state: Modes) -> RealScalar:
@@ -180,7 +180,7 @@ class LogitFlow(AbstractFlow):
         """Returns the largest error over the largest entry: a is one block."""
         size = jnp.maximum(jnp.max(jnp.abs(before)), jnp.max(jnp.abs(after)))
         worst = jnp.max(jnp.abs(error))
-        return jnp.where(worst > 0, worst / size, 0)
+        return jnp.where(worst == 0, 0, worst / size)
 
     def check(self, state: Modes) -> None:
         """Checks the number of modes and that they are finite."""

@@ -10,7 +10,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._types import Modes, RealScalar
+from .._types import Modes, RealLike, RealScalar
 
 
 class ScaleMap(eqx.Module):
@@ -36,9 +36,7 @@ class ScaleMap(eqx.Module):
         return log_time - self.log_time_factor
 
 
-def scale_map(
-    num_classes: int, per_class: int, depth: float | Float[Array, ""]
-) -> ScaleMap:
+def scale_map(num_classes: int, per_class: int, depth: RealLike) -> ScaleMap:
     """Returns the map between `GradientFlow` and `HadamardFlow` (P1 D.3).
 
     **Arguments:** K, n and the finite depth L >= 1 of the matrix flow.

@@ -31,7 +31,9 @@ from ._clock import (
     LogTime,
 )
 from ._controller import RelativeController
+from ._crossing import FallingCrossing
 from ._flow import AbstractFlow
+from ._gradient_flow import GradientFlow
 from ._path import Outcome, Path, SolveStats
 from ._stop import AbstractStop
 
@@ -93,10 +95,11 @@ class _Problem(eqx.Module):
             return inner[0]
         return jnp.where(self.held, -jnp.inf, inner[0])
 
-    def log_time(self, reading: RealScalar, inner: tuple) -> RealScalar:
-        """Returns log t."""
+    def log_time(self, reading: RealScalar, inner: tuple | None) -> RealScalar:
+        """Returns log t; a time clock needs no state for that."""
         if isinstance(self.clock, AbstractTimeClock):
             return self.clock.log_time(reading)
+        assert inner is not None
         started = inner[1] > 0
         log_elapsed = jnp.log(jnp.where(started, inner[1], 1))
         state = self.state(inner)
@@ -110,9 +113,9 @@ class _Problem(eqx.Module):
         if error[1] is None:
             return worst
         size = jnp.maximum(jnp.abs(before[1]), jnp.abs(after[1]))
-        safe = jnp.where(size > 0, size, 1)
+        safe = jnp.where(size == 0, 1, size)
         # At the very start x = 0 has no size to be relative to.
-        ratio = jnp.where(size > 0, jnp.abs(error[1]) / safe, 0)
+        ratio = jnp.where(size == 0, 0, jnp.abs(error[1]) / safe)
         return jnp.maximum(worst, ratio)
 
 
@@ -149,8 +152,8 @@ def solve(
         reduced flows only (a state of d = 100, L = 10 takes 0.8 MB).
     - `solver`: a diffrax solver; `default_solver(flow, clock)` if `None`.
     - `rtol`: the largest relative error of a step, as the flow measures it: of any a_i
-        in the reduced flow, of any layer's Frobenius norm in the full one. 1e-8 in
-        float64 and 1e-5 in float32 if `None`.
+        in the reduced flow, of any layer's Frobenius norm in the full one. If `None`,
+        1e-8 for the reduced flows and 1e-7 for the full one, 1e-5 in float32.
     - `max_steps`: step budget, rejected steps included.
     - `adjoint`: how to differentiate. `None` is diffrax's `RecursiveCheckpointAdjoint`:
         reverse mode (`grad`, `vjp`). `diffrax.ForwardMode()` gives forward mode (`jvp`,
@@ -173,7 +176,7 @@ def solve(
     clock = LogTime() if clock is None else clock
     solver = default_solver(flow, clock) if solver is None else solver
     dtype = jnp.result_type(*jax.tree.leaves(y0))
-    rtol = _checked_rtol(rtol, dtype)
+    rtol = _checked_rtol(rtol, flow, dtype)
     solver = _with_stage_solver(solver, rtol)
     keep_states = flow.log_state if keep_states is None else keep_states
     adjoint = diffrax.RecursiveCheckpointAdjoint() if adjoint is None else adjoint
@@ -203,16 +206,23 @@ def check_solve(
     flow.check(y0)
     solver = default_solver(flow, clock) if solver is None else solver
     _check_options(flow, y0, stop, clock, saves, solver, max_steps)
-    _checked_rtol(rtol, jnp.result_type(*jax.tree.leaves(y0)))
+    _checked_rtol(rtol, flow, jnp.result_type(*jax.tree.leaves(y0)))
 
 
 def default_solver(flow: AbstractFlow, clock: AbstractClock) -> diffrax.AbstractSolver:
     """Returns the solver that `benchmarks/bench_solve.py` found best for this pair.
 
-    Implicit (Kvaerno5) for a reduced flow on `LogNorm`, whose rates grow like the norm;
-    explicit (Dopri8) elsewhere.
+    - A reduced flow on `LogNorm`: Kvaerno5, implicit, since rates grow like the norm.
+        (Below a norm of about 1e3 explicit ones are several times faster.)
+    - A reduced flow elsewhere: Dopri8, level with Tsit5 at an error of 1e-4 and ahead
+        from 1e-6 on.
+    - The full flow: Tsit5. A step's cost there is moving stages of 0.8 MB through
+        memory, of which Dopri8 has twice as many: at d = 100 and an error of 1e-6 it
+        takes 1.5 (L = 3) to 2 times (L = 10) as long.
     """
-    if isinstance(clock, LogNorm) and flow.growth_is_exact:
+    if isinstance(flow, GradientFlow):
+        return diffrax.Tsit5()
+    if isinstance(clock, LogNorm):
         return diffrax.Kvaerno5()
     return diffrax.Dopri8()
 
@@ -233,10 +243,9 @@ def _solve(
     end = jnp.maximum(end.astype(dtype), start)
     times = _save_times(saves, end)
 
-    def look(reading, inner, args):
-        del args
-        return _look(problem, observe, keep_states, reading, inner)
-
+    # Time clocks know log t from the reading; nothing else may be wanted of a state.
+    needed = keep_states or observe is not None or isinstance(clock, AbstractStateClock)
+    saved = diffrax.SubSaveAt(ts=times, fn=_state if needed else _nothing)
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(problem.vector_field),
         solver,
@@ -244,12 +253,7 @@ def _solve(
         t1=end,
         dt0=None,
         y0=inner,
-        saveat=diffrax.SaveAt(
-            subs=[
-                diffrax.SubSaveAt(ts=times, fn=look),
-                diffrax.SubSaveAt(t1=True),
-            ]
-        ),
+        saveat=diffrax.SaveAt(subs=[saved, diffrax.SubSaveAt(t1=True)]),
         stepsize_controller=RelativeController(
             problem.relative_error, rtol, times, **_pid_coefficients(solver)
         ),
@@ -258,7 +262,8 @@ def _solve(
         max_steps=max_steps,
         throw=False,
     )
-    return _assemble(problem, observe, solution, event is not None, end)
+    outcome = _outcome(solution.result, event is not None, end)
+    return _assemble(problem, observe, keep_states, solution, outcome)
 
 
 def _embed(flow, clock, y0) -> tuple[_Problem, tuple]:
@@ -273,12 +278,13 @@ def _embed(flow, clock, y0) -> tuple[_Problem, tuple]:
 
 
 def _event(problem: _Problem, stop: AbstractStop) -> diffrax.Event:
-    def excess(t, y, args, **kwargs):
+    def shortfall(t, y, args, **kwargs):
         del args, kwargs
-        return stop.excess(problem.flow, problem.log_time(t, y), problem.state(y))
+        excess = stop.excess(problem.flow, problem.log_time(t, y), problem.state(y))
+        # diffrax wants events in the default type, also of a float32 state.
+        return -excess.astype(float)
 
-    finder = optx.Bisection(rtol=1e-14, atol=1e-14, flip="detect")
-    return diffrax.Event(excess, finder, direction=True)
+    return diffrax.Event(shortfall, FallingCrossing(), direction=False)
 
 
 def _save_times(saves: int | SaveEvery, end: RealScalar) -> Float[Array, " saves"]:
@@ -292,48 +298,69 @@ def _save_times(saves: int | SaveEvery, end: RealScalar) -> Float[Array, " saves
     return jnp.where(fractions < 1, end * fractions, end)
 
 
-def _look(problem, observe, keep_states, reading, inner) -> PyTree:
-    state = problem.state(inner)
-    log_time = problem.log_time(reading, inner)
-    observed = {} if observe is None else observe(problem.flow, log_time, state)
-    return log_time, state if keep_states else None, observed
+def _state(t, y, args) -> PyTree:
+    del t, args
+    return y
 
 
-def _assemble(problem, observe, solution, awaited: bool, end: RealScalar) -> Path:
-    """Builds the `Path`; rows that were not reached become NaN."""
-    readings, last_readings = solution.ts
-    (log_time, states, observed), finals = solution.ys
+def _nothing(t, y, args) -> None:
+    del t, y, args
+
+
+def _assemble(problem, observe, keep_states, solution, outcome: Outcome) -> Path:
+    """Builds the `Path`; rows that were not reached become NaN.
+
+    `observe` is mapped over the saved states and the last one after the solve, not
+    called inside it: it is compiled once, and a batch of solves does not run it for
+    all members whenever one of them saves.
+    """
+    (readings, last_readings), (inners, last_inners) = solution.ts, solution.ys
     saved = jnp.isfinite(readings)
     saved = saved.at[1:].set(saved[1:] & (readings[1:] > readings[:-1]))
-    final = jax.tree.map(lambda leaf: leaf[-1], finals)
-    final_reading = last_readings[-1]
+
+    def rows(leaf, last):
+        # The last state stands in for rows that were not reached, until masked.
+        kept = jnp.where(_as_rows(saved, leaf), leaf, last)
+        return jnp.concatenate([kept, last])
+
+    def look(point):
+        reading, inner = point
+        log_time = problem.log_time(reading, inner)
+        if observe is None or inner is None:
+            return log_time, {}
+        return log_time, observe(problem.flow, log_time, problem.state(inner))
 
     def mask(leaf):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return leaf
-        rows = saved.reshape(saved.shape + (1,) * (leaf.ndim - 1))
-        return jnp.where(rows, leaf, jnp.nan)
+            return leaf[:-1]
+        return jnp.where(_as_rows(saved, leaf), leaf[:-1], jnp.nan)
 
-    final_log_time, final_state, final_observed = _look(
-        problem, observe, True, final_reading, final
-    )
+    points = None if inners is None else jax.tree.map(rows, inners, last_inners)
+    all_readings = rows(readings, last_readings)
+    log_times, observed = jax.lax.map(look, (all_readings, points))
+    states = jax.vmap(problem.state)(points) if keep_states else None
     return Path(
-        reading=mask(readings),
-        log_time=mask(log_time),
+        reading=mask(all_readings),
+        log_time=mask(log_times),
         state=jax.tree.map(mask, states),
         observables=jax.tree.map(mask, observed),
         num_saved=jnp.sum(saved),
-        final=final_state,
-        final_log_time=final_log_time,
-        final_reading=final_reading,
-        final_observables=final_observed,
-        outcome=_outcome(solution.result, awaited, end),
+        final=problem.state(jax.tree.map(lambda leaf: leaf[-1], last_inners)),
+        final_log_time=log_times[-1],
+        final_reading=last_readings[-1],
+        final_observables=jax.tree.map(lambda leaf: leaf[-1], observed),
+        outcome=outcome,
         stats=SolveStats(
             num_steps=solution.stats["num_steps"],
             num_accepted=solution.stats["num_accepted_steps"],
             num_rejected=solution.stats["num_rejected_steps"],
         ),
     )
+
+
+def _as_rows(saved: Bool[Array, " saves"], leaf: Array) -> Array:
+    """Returns `saved` with the leaf's number of dimensions."""
+    return saved.reshape(saved.shape + (1,) * (leaf.ndim - 1))
 
 
 def _outcome(result: diffrax.RESULTS, awaited: bool, end: RealScalar) -> Outcome:
@@ -366,7 +393,9 @@ def _with_stage_solver(solver: diffrax.AbstractSolver, rtol: float):
     implicit = isinstance(solver, diffrax.AbstractImplicitSolver)
     if not implicit or not isinstance(solver.root_finder, diffrax.VeryChord):
         return solver
-    finder = optx.Chord(rtol=1.0, atol=1.0, kappa=0.01 * rtol)
+    # An array, so that another tolerance needs no other program.
+    kappa: Any = jnp.asarray(0.01 * rtol)
+    finder = optx.Chord(rtol=1.0, atol=1.0, kappa=kappa)
     return eqx.tree_at(lambda s: s.root_finder, solver, finder)
 
 
@@ -377,10 +406,12 @@ def _pid_coefficients(solver: diffrax.AbstractSolver) -> dict[str, float]:
     return {"pcoeff": 0.2, "icoeff": 0.4}
 
 
-def _checked_rtol(rtol: float | None, dtype) -> float:
+def _checked_rtol(rtol: float | None, flow: AbstractFlow, dtype) -> float:
     floor = 10 * float(jnp.finfo(dtype).eps)
     if rtol is None:
-        return 1e-8 if dtype == jnp.float64 else 1e-5
+        if dtype != jnp.float64:
+            return 1e-5
+        return 1e-7 if isinstance(flow, GradientFlow) else 1e-8
     if not floor <= rtol < 1:
         raise ValueError(
             f"Argument `rtol` must lie between {floor:.0e} (ten roundings of {dtype}) "

@@ -5,9 +5,8 @@ import math
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
-from .._types import RealScalar, State, Tracer
+from .._types import RealLike, RealScalar, State, Tracer
 from ._clock import AbstractClock, AbstractTimeClock, LogNorm
 from ._flow import AbstractFlow
 
@@ -43,9 +42,9 @@ class FinalTime(AbstractStop):
 
     def __init__(
         self,
-        t: float | Float[Array, ""] | None = None,
+        t: RealLike | None = None,
         *,
-        log: float | Float[Array, ""] | None = None,
+        log: RealLike | None = None,
     ):
         if (t is None) == (log is None):
             raise ValueError("Give `FinalTime` either t or log=, the logarithm of t.")
@@ -89,7 +88,7 @@ class FinalNorm(AbstractStop):
 
     log_norm: RealScalar
 
-    def __init__(self, norm: float | Float[Array, ""]):
+    def __init__(self, norm: RealLike):
         if not isinstance(norm, Tracer) and not 0 < norm < math.inf:
             raise ValueError(
                 f"The final norm must be positive and finite, but is {norm}."
@@ -122,7 +121,7 @@ class LogLossBelow(AbstractStop):
 
     threshold: RealScalar
 
-    def __init__(self, log_loss: float | Float[Array, ""]):
+    def __init__(self, log_loss: RealLike):
         if not isinstance(log_loss, Tracer) and not math.isfinite(log_loss):
             raise ValueError(
                 "The log-loss to stop at must be finite (a natural logarithm, such as "

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from .._types import Logits, Modes, PRNGKey, Tracer
+from .._types import Logits, Modes, PRNGKey, RealLike, Tracer
 from ..geometry import sylvester_hadamard
 from ._deep_ufm import DeepUFM
 
@@ -34,8 +34,8 @@ def gaussian(
     per_class: int,
     width: _Size,
     depth: _Size,
-    scale: float | Float[Array, ""] = 1.0,
-    std: float | Float[Array, ""] | None = None,
+    scale: RealLike = 1.0,
+    std: RealLike | None = None,
     pad_width: int | None = None,
     pad_depth: int | None = None,
     bottleneck: bool = False,

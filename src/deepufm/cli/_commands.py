@@ -1,0 +1,128 @@
+"""The commands: check, compute, write, draw, and say where it is."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ._build import (
+    make_clock,
+    make_saves,
+    make_solver,
+    make_stop,
+    one_member,
+    sweep_spec,
+)
+from ._options import Solve, Sweep
+from ._progress import Progress
+
+if TYPE_CHECKING:
+    from ..sweep import Failure
+
+
+def run_sweep_command(command: Sweep) -> int:
+    picture = command.out.with_suffix(".png")
+    _check_outputs(command.out, picture, command.overwrite)
+    from ..figures import sweep_figure
+    from ..sweep import (
+        AXES,
+        SweepStore,
+        check_spec,
+        open_sweep,
+        run_sweep,
+        summarise,
+    )
+
+    spec = sweep_spec(command)
+    check_spec(spec)
+    store = SweepStore.create(command.out, spec, overwrite=command.overwrite)
+    total = len(list(spec.grid.cells())) * len(spec.grid.seed)
+    started = time.perf_counter()
+    varying = [axis for axis in AXES if len(getattr(spec.grid, axis)) > 1]
+    with Progress(total, varying) as progress, _executor(command.workers) as executor:
+        failures = run_sweep(spec, store, executor=executor, progress=progress.update)
+    dataset = open_sweep(command.out).load()
+    print(summarise(dataset).to_string(index=False, float_format="%.4g", na_rep="-"))
+    print(f"\n{total} members in {time.perf_counter() - started:.1f} s")
+    print(f"results  {command.out}  (xarray.open_zarr)")
+    if len(failures) * len(spec.grid.seed) < total:
+        sweep_figure(dataset, picture)
+        print(f"picture  {picture}")
+    _report_failures(failures)
+    return int(bool(failures) or bool((dataset.outcome != 1).any()))
+
+
+def run_solve_command(command: Solve) -> int:
+    picture = command.out.with_suffix(".png")
+    _check_outputs(command.out, picture, command.overwrite)
+    import jax
+    import numpy as np
+
+    from ..analysis import metrics
+    from ..dynamics import solve
+    from ..figures import orbit_figure
+    from ..sweep import write_path
+
+    reduced = command.flow == "reduced"
+    classes = command.num_classes or (16 if reduced else 10)
+    if command.start:
+        classes = len(command.start) + 1
+    flow, start, what = one_member(command, classes)
+    options = command.integration
+    path = jax.block_until_ready(
+        solve(
+            flow,
+            start,
+            stop=make_stop(options, default_time=1e10),
+            clock=make_clock(options.clock),
+            saves=make_saves(options, command.saves),
+            observe=metrics,
+            keep_states=False,
+            solver=make_solver(options.solver),
+            rtol=options.rtol,
+            max_steps=options.max_steps,
+        )
+    )
+    write_path(command.out, path, what, overwrite=command.overwrite)
+    orbit_figure(path, picture, num_classes=classes, title=what)
+    final = {name: np.asarray(v) for name, v in path.final_observables.items()}
+    print(what)
+    print(f"outcome         {_outcome_name(path.outcome)}")
+    print(f"log10 t         {float(path.final_log_time) / np.log(10):.6g}")
+    print(f"effective rank  {float(final['effective_rank']):.6g}")
+    print(f"KL              {float(final['kl']):.6g}")
+    print(f"logit margin    {float(final['logit_margin']):.6g}")
+    print(f"log-loss        {float(final['log_loss']):.6g}")
+    print(f"steps           {int(path.stats.num_steps)}")
+    print(f"results  {command.out}  (xarray.open_zarr)\npicture  {picture}")
+    return int(_outcome_name(path.outcome) != "reached")
+
+
+def _check_outputs(out: Path, picture: Path, overwrite: bool) -> None:
+    """Refuses outputs before anything heavy is imported or compiled."""
+    from ..sweep import check_output
+
+    if picture == out:
+        raise ValueError(f"--out names the store, not the picture: {out} ends in .png.")
+    check_output(out, overwrite=overwrite)
+    check_output(picture, overwrite=overwrite)
+
+
+def _outcome_name(outcome) -> str:
+    from ..sweep import OUTCOMES, outcome_code
+
+    return OUTCOMES[int(outcome_code(outcome))]
+
+
+def _report_failures(failures: "list[Failure]") -> None:
+    for failure in failures:
+        print(f"failed   {failure}", file=sys.stderr)
+
+
+def _executor(workers: int | None):
+    import os
+    from concurrent.futures import ThreadPoolExecutor
+
+    if workers is not None and workers < 1:
+        raise ValueError(f"--workers must be at least 1, but is {workers}.")
+    return ThreadPoolExecutor(workers or os.cpu_count() or 1)

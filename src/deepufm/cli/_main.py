@@ -1,0 +1,61 @@
+"""The command line: `deepufm sweep` and `deepufm solve`.
+
+Only this package turns words into objects, sets JAX's precision, prints, and draws a
+progress bar. Plotting and storage are imported when a command runs, not for `--help`.
+"""
+
+import difflib
+import sys
+from dataclasses import fields
+
+import tyro
+
+from ._commands import run_solve_command, run_sweep_command
+from ._options import Integration, Solve, Sweep
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit status.
+
+    0: done, every member reached its stop. 1: done, but some did not. 2: bad input.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    command, unknown = tyro.cli(
+        Sweep | Solve,
+        prog="deepufm",
+        description="Gradient-flow dynamics of the deep unconstrained features model.",
+        args=arguments or ["--help"],
+        return_unknown_args=True,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+    )
+    name = type(command).__name__.lower()
+    try:
+        if unknown:
+            raise ValueError(_unknown_option(unknown[0], type(command)))
+        _set_precision(command.integration.dtype)
+        if isinstance(command, Sweep):
+            return run_sweep_command(command)
+        return run_solve_command(command)
+    except ValueError as error:
+        print(f"deepufm {name}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"deepufm {name}: interrupted; what was written stays.", file=sys.stderr)
+        return 130
+
+
+def _set_precision(dtype: str) -> None:
+    import jax
+
+    jax.config.update("jax_enable_x64", dtype == "float64")
+
+
+def _unknown_option(word: str, command: type) -> str:
+    """One line, with the nearest option there is."""
+    known = [f.name for f in fields(command) if f.name != "integration"]
+    known += [f.name for f in fields(Integration)]
+    options = ["--" + name.replace("_", "-") for name in known]
+    near = difflib.get_close_matches(word.split("=")[0], options, n=1)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    name = command.__name__.lower()
+    return f"unknown option {word}. {hint}See `deepufm {name} --help`."

@@ -1,0 +1,147 @@
+"""What can be asked on the command line. Attribute docstrings are the help texts."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+Clock = Literal["log-time", "physical-time", "arc-length", "log-norm"]
+Values = Annotated[tuple[str, ...], tyro.conf.arg(metavar="VALUE [VALUE ...]")]
+Solver = Literal["auto", "tsit5", "dopri5", "dopri8", "kvaerno3", "kvaerno5"]
+
+
+# P1 App. E.4: entries of the random start that Figure 11 shows.
+FIGURE_11_STD = 0.03
+
+
+@dataclass(frozen=True)
+class Integration:
+    """How members are integrated, and when they are done."""
+
+    final_time: float | None = None
+    """Stop at this time t of the flow. [default: 1e8, unless another stop is given]"""
+    log_final_time: float | None = None
+    """Stop at this natural logarithm of t, for times no float holds (2.3e5: 10^1e5)."""
+    final_norm: float | None = None
+    """Stop at this norm: of all parameters (full flow), sum of modes (reduced flow)."""
+    log_loss: float | None = None
+    """Stop when the natural logarithm of the loss has fallen to this."""
+    clock: Clock = "log-time"
+    """What steps are taken in. log-time reaches any t; log-norm nears the limit."""
+    solver: Solver = "auto"
+    """ODE solver; auto takes the one that the benchmarks found best for the clock."""
+    rtol: float | None = None
+    """Relative error allowed in a step. [default: 1e-7 (full), 1e-8 (reduced); 1e-5 in
+    float32]"""
+    max_steps: int = 100_000
+    """Steps after which a member is given up (outcome step_budget)."""
+    save_every: float | None = None
+    """Save at this step of the clock, where its end is not known in advance: any stop
+    but a time on log-time and physical-time, or a norm on log-norm (reduced flow)."""
+    dtype: Literal["float64", "float32"] = "float64"
+    """Precision. float32 is for GPUs and quick looks."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Run a grid of deep unconstrained features models to the end, and plot the result.
+
+    Without options: Figure 2 of "The Implicit Bias of Depth" at full size. K = 10
+    classes, n = 5 examples each, width 100, depths 1 to 10, five seeds, entries
+    N(0, 1/d), gradient flow to t = 1e8; takes about half a minute on two cores.
+
+    Every axis takes several values, and whole numbers also ranges (1:10 is 1 to 10,
+    1:9:2 the odd ones). All combinations are run, and written to one Zarr store that
+    xarray.open_zarr reads, with a PNG beside it.
+
+    For instance:
+      deepufm sweep
+
+      deepufm sweep --depth 1:8 --width 50 100 200 --seeds 10 --out widths.zarr
+
+      deepufm sweep --flow reduced --num-classes 16 --depth 1:8 --scale 1e-3 --seeds 100
+
+      deepufm sweep --depth 3 --scale 0.1 0.3 1 --log-final-time 700
+    """
+
+    num_classes: Values = ("10",)
+    """Numbers of classes K. The reduced flow needs powers of two."""
+    per_class: Values = ("5",)
+    """Examples per class n (full flow)."""
+    width: Values = ("100",)
+    """Widths d >= K of every layer (full flow)."""
+    depth: Values = ("1:10",)
+    """Depths L; the reduced flow takes real ones >= 1."""
+    scale: Values = ("1",)
+    """Scales: entries are scale*N(0, 1/d) (full), or the 1-norm of a(0) (reduced)."""
+    seeds: int = 5
+    """Number of seeds a grid point."""
+    first_seed: int = 0
+    """The first of them; the others follow."""
+    flow: Literal["full", "reduced"] = "full"
+    """full: all matrices from Gaussian entries. reduced: K-1 singular values under
+    Hadamard initialisation, from uniform values."""
+    plain_std: bool = False
+    """Take the scale as the standard deviation of every entry itself (full flow)."""
+    uniform: tuple[float, float] = (0.0, 1.0)
+    """Interval that singular values are drawn from before scaling (reduced flow)."""
+    integration: Annotated[Integration, tyro.conf.arg(name="")] = field(
+        default_factory=Integration
+    )
+    saves: int = 25
+    """Points saved along every orbit, equal steps of the clock, start and end included
+    (with --save-every: at most this many)."""
+    out: Path = Path("deepufm-sweep.zarr")
+    """Where to write; the picture goes beside it, with the suffix .png."""
+    overwrite: bool = False
+    """Replace an existing output."""
+    workers: int | None = None
+    """Grid points run at once. [default: one a core]"""
+
+
+@dataclass(frozen=True)
+class Solve:
+    """Integrate one model, and plot singular values, norm and KL against log t.
+
+    Without options: the setting of Figure 11 of "The Implicit Bias of Depth" (K = 10,
+    n = 5, d = 100, L = 3, entries of standard deviation 0.03) to t = 1e10. With
+    --flow reduced, that of Figure 4 (K = 16, L = 2, ‖a(0)‖_1 = 1e-3).
+
+    For instance:
+      deepufm solve
+
+      deepufm solve --flow reduced
+
+      deepufm solve --flow reduced --depth 1 --start 1 1 1 1 .001 .001 .001
+
+      deepufm solve --flow reduced --clock log-norm --final-norm 1e6
+    """
+
+    flow: Literal["full", "reduced"] = "full"
+    """full: all matrices. reduced: K-1 singular values, Hadamard initialisation."""
+    num_classes: int | None = None
+    """Classes K. [default: 10 (full), 16 (reduced)]"""
+    per_class: int = 5
+    """Examples per class n (full flow)."""
+    width: int = 100
+    """Width d >= K (full flow)."""
+    depth: float | None = None
+    """Depth L. [default: 3 (full), 2 (reduced)]"""
+    scale: float | None = None
+    """Entries are scale*N(0, 1/d) (full) [default: entries of standard deviation 0.03];
+    1-norm of a(0) (reduced) [default: 1e-3]."""
+    start: tuple[float, ...] = ()
+    """The K-1 initial singular values themselves instead of random ones: a(0) of the
+    reduced flow, or the logit singular values of a Hadamard start of the full flow."""
+    seed: int = 0
+    """Seed of the random start."""
+    integration: Annotated[Integration, tyro.conf.arg(name="")] = field(
+        default_factory=Integration
+    )
+    saves: int = 200
+    """Points saved, equal steps of the clock (with --save-every: at most this many)."""
+    out: Path = Path("deepufm-solve.zarr")
+    """Where to write the orbit; the picture goes beside it, with the suffix .png."""
+    overwrite: bool = False
+    """Replace an existing output."""

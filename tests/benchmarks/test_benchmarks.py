@@ -1,0 +1,122 @@
+"""Every benchmark runs at tiny sizes, and what it reports is sane."""
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+_FOLDER = Path(__file__).parents[2] / "benchmarks"
+_NAMES = sorted(path.stem for path in _FOLDER.glob("bench_*.py"))
+
+
+def _load(name: str):
+    spec = importlib.util.spec_from_file_location(name, _FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory):
+    """Runs a benchmark once a session and returns what it wrote."""
+    patch = pytest.MonkeyPatch()
+    patch.syspath_prepend(str(_FOLDER))
+    written: dict[str, dict] = {}
+
+    def run(name: str) -> dict:
+        if name not in written:
+            out = tmp_path_factory.mktemp(name) / "out.json"
+            returned = _load(name).main(["--tiny", "--out", str(out)])
+            written[name] = json.loads(out.read_text())
+            assert written[name] == json.loads(json.dumps(returned))
+        return written[name]
+
+    yield run
+    patch.undo()
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_says_what_it_ran_on(outcome, name):
+    result = outcome(name)
+    assert f"bench_{result['benchmark']}" == name
+    assert {"python", "jax", "diffrax", "scipy"} <= set(result["versions"])
+    assert result["device"]["count"] >= 1
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_numbers_are_finite_and_times_positive(outcome, name):
+    numbers = list(_numbers(outcome(name)))
+    assert numbers
+    assert all(math.isfinite(value) for _, value in numbers)
+    times = [v for key, v in numbers if key in ("min_s", "call_min_s", "min_ns")]
+    assert times
+    assert min(times) > 0
+
+
+def test_solve_error_falls_with_the_tolerance(outcome):
+    for problem in outcome("bench_solve")["problems"]:
+        assert problem["reference_error"] < 1e-11
+        assert problem["cheapest"]["1e-06"] is not None
+        by_solver: dict[str, list[dict]] = {}
+        for row in problem["rows"]:
+            assert row["steps"] > 0
+            assert row["rhs"] >= row["steps"]
+            by_solver.setdefault(row["solver"], []).append(row)
+        for rows in by_solver.values():
+            rows.sort(key=lambda row: row.get("rtol", 1))
+            errors = [row["error"] for row in rows]
+            assert errors == sorted(errors)
+        ours = by_solver["Tsit5"]
+        assert all(row["reached"] for row in ours)
+        assert ours[0]["error"] < 1e-7
+        assert ours[0]["steps"] > ours[-1]["steps"]
+
+
+def test_right_hand_sides_agree_with_their_peers(outcome):
+    result = outcome("bench_rhs")
+    rows = [
+        row
+        for part in ("gradient_flow", "outer_products", "hadamard_flow")
+        for row in result[part]
+    ]
+    assert {row["form"] for row in rows} >= {"deepufm", "numpy", "naive", "einsum"}
+    assert all(row["difference"] <= 1e-12 for row in rows)
+
+
+def test_solver_that_misses_the_target_is_not_called_cheapest():
+    patch = pytest.MonkeyPatch()
+    patch.syspath_prepend(str(_FOLDER))
+    cheapest = _load("_work_precision").cheapest
+    patch.undo()
+
+    def row(solver, error, min_s, reached=True):
+        return {"solver": solver, "error": error, "min_s": min_s, "reached": reached}
+
+    rows = [
+        row("fast and loose", 1e-3, 1e-6),
+        row("stopped early", 1e-9, 1e-6, reached=False),
+        row("both", 1e-2, 1e-3),
+        row("both", 1e-6, 1e-1),
+        row("SciPy LSODA", 1e-7, 5e-3),
+    ]
+    best = cheapest(rows, 1e-4)
+    assert best["solver"] == "SciPy LSODA"
+    assert best["ours"] == "both"
+    # Half way between 1e-2 and 1e-6 in logarithms.
+    assert best["ours_seconds"] == pytest.approx(1e-2)
+    assert cheapest(rows, 1e-8) is None
+
+
+def _numbers(value, key=""):
+    if isinstance(value, dict):
+        for name, child in value.items():
+            yield from _numbers(child, name)
+    elif isinstance(value, list):
+        for child in value:
+            yield from _numbers(child, key)
+    elif isinstance(value, float):
+        yield key, value

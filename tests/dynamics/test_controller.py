@@ -1,0 +1,104 @@
+"""The step controller: relative error, landings, and ends that are told apart."""
+
+import diffrax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import deepufm as ufm
+from deepufm.dynamics._controller import RelativeController
+
+
+def controller(landings=(0.0, 1.0, 2.0)):
+    return RelativeController(
+        lambda error, before, after: jnp.max(jnp.abs(error) / jnp.abs(before)),
+        jnp.asarray(1e-6),
+        jnp.asarray(landings),
+    )
+
+
+def started(landings=(0.0, 1.0, 2.0)):
+    """A controller about to try a step, with y = 1 and y' = 1."""
+    steering = controller(landings)
+    end, state = steering.init(
+        None, jnp.asarray(0.0), jnp.asarray(2.0), jnp.ones(1), None, None,
+        lambda terms, t, y, args: jnp.ones(1), 5.0,
+    )  # fmt: skip
+    return steering, end, state
+
+
+def adapt(steering, state, start, end, error, y=1.0):
+    return steering.adapt_step_size(
+        jnp.asarray(start), jnp.asarray(end), jnp.full(1, y), jnp.full(1, y), None,
+        jnp.full(1, error), 5.0, state,
+    )  # fmt: skip
+
+
+def test_first_step_changes_the_state_by_a_hundredth():
+    _, end, _ = started()
+    assert float(end) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("y", [1e-200, 1.0, 1e200])
+def test_acceptance_is_relative_to_the_size_of_the_state(y):
+    steering, _, state = started()
+    for ratio, accepted in ((0.9e-6, True), (1.1e-6, False)):
+        keep, *_ = adapt(steering, state, 0.0, 0.1, ratio * y, y)
+        assert bool(keep) == accepted
+
+
+def test_steps_end_on_landings_and_take_up_their_size_again():
+    steering, _, state = started()
+    # The error of a step of 0.45 asks for one of about 2: it lands on 1.
+    keep, start, end, _, state, _ = adapt(steering, state, 0.35, 0.8, 1e-10)
+    assert keep
+    assert (float(start), float(end)) == (0.8, 1.0)
+    # After the landing the step of about 2 is resumed, and lands on 2.
+    keep, start, end, _, state, _ = adapt(steering, state, 0.8, 1.0, 1e-30)
+    assert keep
+    assert (float(start), float(end)) == (1.0, 2.0)
+
+
+def test_a_gap_of_under_two_steps_is_halved():
+    steering, _, state = started()
+    # A step of 0.6 is rejected and shrunk to the controller's least factor, 0.2...
+    keep, start, end, _, _, _ = adapt(steering, state, 0.8, 0.95, 1e-2)
+    assert not keep
+    assert float(end) - float(start) == pytest.approx(0.2 * 0.15)
+    # ...while an accepted one that would leave a sliver before 1 is cut to the middle.
+    factor = 0.9 * (0.3e-6 / 1e-6) ** -0.2
+    step = 0.1 * factor
+    assert 0.1 < step < 0.15
+    keep, start, end, _, _, _ = adapt(steering, state, 0.75, 0.85, 0.3e-6)
+    assert keep
+    assert (float(start), float(end)) == pytest.approx((0.85, 0.925))
+
+
+def test_ends_are_told_apart():
+    steering, _, state = started()
+    ulp = float(np.spacing(0.5))
+    *_, result = adapt(steering, state, 0.5, 0.5 + ulp, 1.0)
+    assert result == diffrax.RESULTS.dt_min_reached
+    # A shrunken step that rounds back to itself is as stuck.
+    *_, result = adapt(steering, state, 0.5, 0.5 + 2 * ulp, 1.5e-6)
+    assert result == diffrax.RESULTS.dt_min_reached
+    *_, result = adapt(steering, state, 0.5, 0.5 + ulp, float("nan"))
+    assert result == diffrax.RESULTS.internal_error
+    *_, result = adapt(steering, state, 0.5, 0.6, float("nan"))
+    assert result == diffrax.RESULTS.successful
+
+
+def test_tiny_modes_are_resolved_relative_to_themselves():
+    # Modes of 1e-30 and 1: the errors of both logarithms count alike.
+    flow = ufm.HadamardFlow(4, 1.0)
+    state = jnp.log(jnp.asarray([1e-30, 1.0, 1e-3]))
+    error = jnp.asarray([3e-9, 1e-9, -2e-9])
+    assert flow.relative_error(error, state, state) == 3e-9
+
+
+def test_logits_are_one_block():
+    flow = ufm.LogitFlow(4)
+    before, after = jnp.asarray([0.0, 0.5, -1.0]), jnp.asarray([0.0, 0.5, -2.0])
+    got = flow.relative_error(jnp.asarray([1e-9, 0.0, 0.0]), before, after)
+    assert float(got) == pytest.approx(5e-10)
+    assert flow.relative_error(jnp.zeros(3), jnp.zeros(3), jnp.zeros(3)) == 0

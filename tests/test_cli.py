@@ -1,0 +1,174 @@
+"""The command line, run in the test's own process on small problems."""
+
+import equinox as eqx
+import numpy as np
+import pytest
+import xarray as xr
+
+from deepufm import cli
+from deepufm.cli._build import read_numbers, sweep_spec
+from deepufm.cli._options import Sweep
+from deepufm.sweep import OUTCOMES, SweepSpec
+
+TINY = (
+    "sweep --flow reduced --num-classes 4 --depth 1 2 --scale 0.01 --seeds 2 "
+    "--final-time 1e3 --saves 3"
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def no_compiling(monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError(f"compiled for {arguments}, {options}")
+
+    monkeypatch.setattr("deepufm.sweep._run._compile", refuse)
+    monkeypatch.setattr("deepufm.dynamics._solve._solve", refuse)
+
+
+def run(line: str) -> int:
+    return cli.main(line.split())
+
+
+def test_sweep_prints_a_table_and_writes_store_and_picture(tmp_path, capsys):
+    assert run(TINY + " --out s.zarr") == 0
+    printed = capsys.readouterr()
+    header, first, second = printed.out.splitlines()[:3]
+    assert header.split() == (
+        ["depth", "effective", "rank", "sd", "logit", "margin", "log-loss", "outcomes"]
+    )
+    assert first.split()[0] == "1"
+    assert second.endswith("2 reached")
+    assert "s.zarr" in printed.out
+    assert "s.png" in printed.out
+    with xr.open_zarr(tmp_path / "s.zarr", consolidated=False) as dataset:
+        assert (dataset.outcome == OUTCOMES.index("reached")).all()
+        mean = float(dataset.final_effective_rank.sel(depth=2).mean())
+    assert float(second.split()[1]) == pytest.approx(mean, rel=1e-3)
+    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
+    # Piped, progress is one line a grid point and no bar.
+    lines = printed.err.splitlines()
+    assert [line.split()[0] for line in lines] == ["2/4", "4/4"]
+    assert "\r" not in printed.err
+
+
+def test_sweep_of_the_full_flow(tmp_path):
+    line = "sweep --num-classes 3 --per-class 2 --width 4 --depth 1:2 --seeds 1"
+    assert run(line + " --final-time 100 --saves 2 --out s.zarr") == 0
+    with xr.open_zarr(tmp_path / "s.zarr", consolidated=False) as dataset:
+        assert dataset.final_balancedness_relative.shape == (1, 1, 1, 2, 1, 1)
+
+
+def test_members_that_do_not_reach_their_stop_are_counted(tmp_path, capsys):
+    assert run(TINY + " --max-steps 3 --out s.zarr") == 1
+    assert "2 step_budget" in capsys.readouterr().out
+    assert (tmp_path / "s.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("solve --flow reduced --num-classes 4 --final-time 1e3", "K = 4, L = 2"),
+        ("solve --flow reduced --start 1 1 .1 --final-time 1e3", "given start"),
+        (
+            "solve --start 1 .5 .1 --per-class 2 --width 5 --depth 2 --final-time 10",
+            "full flow, K = 4, n = 2, d = 5, L = 2, Hadamard start",
+        ),
+        (
+            "solve --flow reduced --num-classes 4 --log-loss -20 --save-every 1",
+            "log-loss        -20\n",
+        ),
+    ],
+)
+def test_solve(line, expected, tmp_path, capsys):
+    assert run(line + " --saves 30 --out p.zarr") == 0
+    assert expected in capsys.readouterr().out
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    with xr.open_zarr(tmp_path / "p.zarr", consolidated=False) as dataset:
+        saved = int(dataset.num_saved)
+        assert dataset.kl.dims == ("save",)
+        assert np.isfinite(dataset.kl[:saved]).all()
+        assert np.isnan(dataset.kl[saved:]).all()
+
+
+@pytest.mark.usefixtures("no_compiling")
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("sweep --depht 3", "unknown option --depht. Did you mean --depth?"),
+        ("solve --frobnicate", "unknown option --frobnicate. See `deepufm solve"),
+        ("sweep --width 5", "`width` must be at least num_classes = 10"),
+        ("sweep --width abc", "--width takes numbers and ranges"),
+        ("sweep --width 10.5", "--width takes whole numbers"),
+        ("sweep --depth 3:1", "`depth` must have at least one value"),
+        ("sweep --depth 0", "`depth` must be at least 1"),
+        ("sweep --scale 0", "`scale` must be positive"),
+        ("sweep --scale nan", "`scale` must be positive"),
+        ("sweep --seeds 0", "--seeds must be at least 1"),
+        ("sweep --workers 0", "--workers must be at least 1"),
+        ("sweep --final-time -1", "must be after the start"),
+        ("sweep --final-time inf", "log=..."),
+        ("sweep --final-time 1 --log-loss -3", "one stop, not --final-time and"),
+        ("sweep --final-norm 1e3", "SaveEvery"),
+        ("sweep --rtol 0", "`rtol` must lie between"),
+        ("sweep --flow reduced", "`num_classes` must be a power of two"),
+        ("sweep --flow reduced --num-classes 8 --depth .5", "must be at least 1"),
+        ("sweep --flow reduced --num-classes 8 --uniform 1 0", "0 <= low < high"),
+        ("sweep --out s.png", "names the store, not the picture"),
+        ("solve --width 5", "`width` must be at least num_classes = 10"),
+        ("solve --depth 1.5", "must be a whole number"),
+        ("solve --scale 0", "`scale` must be positive"),
+        ("solve --solver kvaerno5", "implicit solver factors a dense Jacobian"),
+        ("solve --flow reduced --scale -1", "--scale must be positive"),
+        ("solve --flow reduced --start 1 -1 1", "at least 0, but entry 1 is -1"),
+        ("solve --flow reduced --start 1 nan 1", "entry 1 is nan"),
+        ("solve --flow reduced --start 0 0 0", "a = 0 is an equilibrium"),
+        ("solve --flow reduced --start 1 1", "must be a power of two"),
+    ],
+)
+def test_bad_input_is_one_line_before_compiling(line, message, capsys):
+    assert run(line) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("no_compiling")
+def test_existing_outputs_are_refused(tmp_path, capsys):
+    (tmp_path / "s.png").write_bytes(b"")
+    assert run(TINY + " --out s.zarr") == 2
+    assert "s.png exists already" in capsys.readouterr().err
+    (tmp_path / "t.zarr").mkdir()
+    assert run(TINY + " --out t.zarr --overwrite") == 2
+    assert "did not write" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert run(TINY + " --out file/s.zarr") == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_the_command_without_options_is_the_papers_setting():
+    spec, default = sweep_spec(Sweep()), SweepSpec()
+    assert spec.grid == default.grid
+    assert spec.family == default.family
+    assert eqx.tree_equal(spec.stop, default.stop)
+    assert (spec.saves, spec.rtol, spec.solver) == (25, None, None)
+
+
+@pytest.mark.parametrize("command", ["sweep", "solve"])
+def test_help_teaches(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run(f"{command} --help")
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert f"deepufm {command} --flow reduced --" in " ".join(text.split())
+    for option in ("--final-time", "--clock", "--rtol", "--dtype", "--out", "--solver"):
+        assert option in text
+
+
+def test_ranges_are_inclusive():
+    assert read_numbers("depth", ("1:3", "7", "9:5:-2")) == (1, 2, 3, 7, 9, 7, 5)
+    assert read_numbers("scale", ("0.1", "1e-3")) == (0.1, 1e-3)
