@@ -1,6 +1,7 @@
 """Settings every test runs under; the package itself changes no global setting."""
 
 import jax
+import jaxtyping
 import pytest
 from jaxtyping import install_import_hook
 
@@ -15,3 +16,11 @@ with install_import_hook("deepufm", "beartype.beartype"):
 @pytest.fixture(scope="session")
 def key():
     return jax.random.key(0)
+
+
+@pytest.fixture
+def unhooked():
+    """Without jaxtyping's checks, which users do not have: our own messages show."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

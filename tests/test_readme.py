@@ -9,7 +9,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
 
-from deepufm import cli
+from deepufm.cli import _main
 
 README = Path(__file__).parents[1] / "README.md"
 _FENCE = re.compile(r"^( *)```(\w+)[^\n]*\n(.*?)^\1```\s*$", re.MULTILINE | re.DOTALL)
@@ -30,10 +30,10 @@ def commands(text: str) -> list[list[str]]:
     """Returns the words of every `deepufm` command line in shell blocks."""
     lines = []
     for _, source in blocks(text, "bash", "console", "sh", "shell"):
-        for line in source.replace("\\\n", " ").splitlines():
-            words = shlex.split(line.strip().removeprefix("$ "), comments=True)
-            if words[:1] == ["deepufm"]:
-                lines.append(words[1:])
+        for line in re.split(r"\n|&&|;", source.replace("\\\n", " ")):
+            command = line.strip().removeprefix("$ ")
+            if re.match(r"deepufm\b", command):
+                lines.append(shlex.split(command, comments=True)[1:])
     return lines
 
 
@@ -80,11 +80,11 @@ def test_python_blocks_run_in_order():
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_command_line_is_understood(words, monkeypatch, capsys):
-    for run in ("_sweep", "_solve"):
-        monkeypatch.setattr(cli, run, lambda _: 0)
-    monkeypatch.setattr(cli, "_set_precision", lambda _: None)
+    # All of `main` but what it would run, and the precision it would set.
+    for run in ("run_sweep_command", "run_solve_command", "_set_precision"):
+        monkeypatch.setattr(_main, run, lambda _: 0)
     try:
-        status = cli.main(words)
+        status = _main.main(words)
     except SystemExit as leaving:  # --help, and what tyro itself refuses
         status = leaving.code
     assert status in (0, None), capsys.readouterr().err
@@ -95,7 +95,7 @@ SAMPLE = """
 x = 1
 ```
 ```bash
-pip install deepufm
+pip install . && deepufm sweep
 deepufm sweep --depth 1:3 \\
     --seeds 2  # short
 ```
@@ -120,6 +120,7 @@ def test_blocks_are_found_where_they_are():
 
 def test_commands_are_found_whole():
     assert commands(SAMPLE) == [
+        ["sweep"],
         ["sweep", "--depth", "1:3", "--seeds", "2"],
         ["solve", "--flow", "reduced"],
     ]

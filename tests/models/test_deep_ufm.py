@@ -47,7 +47,8 @@ def test_a_batch_of_models_keeps_its_sizes():
 @pytest.mark.parametrize(
     ("hidden", "features"), [((1, 4, 4), (5, 6)), ((1, 5, 5), (4, 6))]
 )
-def test_layers_of_different_widths_are_refused(hidden, features):
+def test_layers_of_different_widths_are_refused(unhooked, hidden, features):
+    del unhooked
     with pytest.raises(ValueError, match="must share one width.*but have") as error:
         DeepUFM(jnp.ones((3, 5)), jnp.ones(hidden), jnp.ones(features))
     assert "\n" not in str(error.value)

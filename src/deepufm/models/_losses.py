@@ -28,9 +28,9 @@ def log_softplus(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """
     threshold = -18.0
     small = x < threshold
-    y = jnp.exp(jnp.minimum(x, threshold))
+    y = jnp.exp(jnp.where(small, x, threshold))
     series = x - y * (0.5 - 5 / 24 * y)
-    direct = jnp.log(jax.nn.softplus(jnp.maximum(x, threshold)))
+    direct = jnp.log(jax.nn.softplus(jnp.where(small, threshold, x)))
     return jnp.where(small, series, direct)
 
 
