@@ -102,7 +102,8 @@ def mp_log_rates(a, depth: float) -> np.ndarray:
 
         def psi(v):
             return [
-                2 * mp.fsum(v[j] for j in indices if ((i + 1) & (j + 1)).bit_count() % 2)
+                2
+                * mp.fsum(v[j] for j in indices if ((i + 1) & (j + 1)).bit_count() % 2)
                 for i in indices
             ]
 

@@ -37,7 +37,9 @@ def test_full_metrics_against_numpy(full):
     assert seen["effective_rank"] == pytest.approx(np.exp(-(p * np.log(p)).sum()))
     means = logits.reshape(4, 4, PER_CLASS).mean(-1)
     np.testing.assert_allclose(
-        seen["singular_values"], np.linalg.svd(means, compute_uv=False), rtol=1e-12
+        seen["singular_values"],
+        np.linalg.svd(np.repeat(means, PER_CLASS, axis=1), compute_uv=False),
+        rtol=1e-12,
     )
     top = np.linalg.svd(means, compute_uv=False)[:3]
     kl = -np.log(3) - np.log(top / top.sum()).mean()

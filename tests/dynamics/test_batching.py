@@ -37,9 +37,7 @@ def padded_member(seed, depth, width, scale):
         pad_depth=3,
     )
     flow = ufm.GradientFlow(ufm.CrossEntropy(), 2, depth=depth)
-    path = ufm.solve(
-        flow, model, stop=ufm.FinalTime(1e4), saves=5, observe=log_loss
-    )
+    path = ufm.solve(flow, model, stop=ufm.FinalTime(1e4), saves=5, observe=log_loss)
     return path, is_reached(path)
 
 
@@ -65,7 +63,9 @@ def test_seeds_depths_widths_and_scales_in_one_batch(batch, single, row):
             getattr(got.final, name), getattr(path.final, name), rtol=1e-9, atol=1e-10
         )
     for field in ("reading", "log_time", "final_log_time"):
-        np.testing.assert_allclose(getattr(got, field), getattr(path, field), rtol=1e-14)
+        np.testing.assert_allclose(
+            getattr(got, field), getattr(path, field), rtol=1e-14
+        )
     np.testing.assert_allclose(
         got.observables["log_loss"], path.observables["log_loss"], rtol=1e-9
     )

@@ -187,9 +187,7 @@ def matrix_orbit(key):
 )
 def test_matrix_flow_has_the_same_orbit_on_every_clock(matrix_orbit, clock, saves):
     flow, model, final = matrix_orbit
-    path = ufm.solve(
-        flow, model, clock=clock, stop=ufm.FinalTime(1e3), saves=saves
-    )
+    path = ufm.solve(flow, model, clock=clock, stop=ufm.FinalTime(1e3), saves=saves)
     assert path.outcome == Outcome.reached
     np.testing.assert_allclose(path.final_log_time, math.log(1e3), atol=1e-9)
     for name in ("head", "hidden", "features"):

@@ -134,7 +134,9 @@ def test_padding_counts_in_no_norm_and_no_error(key, depth):
         GradientFlow(CrossEntropy(), 2, depth=depth),
     )
     np.testing.assert_allclose(
-        flow.layer_norms(padded)[np.r_[0:depth, -1]], bare.layer_norms(plain), rtol=1e-14
+        flow.layer_norms(padded)[np.r_[0:depth, -1]],
+        bare.layer_norms(plain),
+        rtol=1e-14,
     )
     np.testing.assert_allclose(flow.log_norm(padded), bare.log_norm(plain), rtol=1e-13)
     np.testing.assert_allclose(flow.log_loss(padded), bare.log_loss(plain), rtol=1e-13)

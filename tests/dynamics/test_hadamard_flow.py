@@ -80,9 +80,7 @@ def test_direction_and_speed_give_the_rate_of_every_mode_that_is_not_negligible(
 @cases
 def test_logit_flow_gives_b_over_d(case):
     a = jnp.asarray(case["a"])
-    direction, log_speed, log_loss = logit_everything(
-        ufm.LogitFlow(a.shape[0] + 1), a
-    )
+    direction, log_speed, log_loss = logit_everything(ufm.LogitFlow(a.shape[0] + 1), a)
     want = np.asarray(case["log_dadt"]["0"])
     seen = np.asarray(direction) > 1e-290
     assert_logs_agree(jnp.log(direction[seen]) + log_speed, want[seen])
@@ -131,9 +129,7 @@ def test_rate_of_p2_log_ratio_survives_the_difference():
 def test_rate_of_p2_uniform_distance_is_positive():
     log_a = jnp.log(jnp.asarray(P2_RISING_DISTANCE))
     _, direction, log_speed, _ = everything(ufm.HadamardFlow(8, 1.0), log_a)
-    _, rate = jax.jvp(
-        ufm.uniform_distance, (log_a,), (direction * jnp.exp(log_speed),)
-    )
+    _, rate = jax.jvp(ufm.uniform_distance, (log_a,), (direction * jnp.exp(log_speed),))
     np.testing.assert_allclose(rate, P2_DISTANCE_RATE, rtol=1e-13)
 
 
@@ -205,7 +201,10 @@ BAD_FLOWS = [
     (lambda: ufm.LogitFlow(12), "power of two.*is 12"),
     (lambda: ufm.HadamardFlow(4, 0.5), "`depth` must be at least 1.*0.5.*LogitFlow"),
     (lambda: ufm.HadamardFlow(4, math.nan), "`depth` must be at least 1.*nan"),
-    (lambda: ufm.log_modes(jnp.asarray([1.0, -0.5])), "at least 0, but entry 1 is -0.5"),
+    (
+        lambda: ufm.log_modes(jnp.asarray([1.0, -0.5])),
+        "at least 0, but entry 1 is -0.5",
+    ),
     (lambda: ufm.log_modes(jnp.asarray([math.nan, 1.0])), "finite.*entry 0 is nan"),
 ]
 

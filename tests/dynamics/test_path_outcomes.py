@@ -131,9 +131,7 @@ def test_step_budget_keeps_what_was_reached():
 
 def test_rows_after_an_event_are_nan():
     flow, start = ufm.HadamardFlow(2, 1.0), jnp.log(jnp.asarray([0.1]))
-    path = ufm.solve(
-        flow, start, stop=ufm.FinalNorm(1.0), saves=SaveEvery(0.25, 40)
-    )
+    path = ufm.solve(flow, start, stop=ufm.FinalNorm(1.0), saves=SaveEvery(0.25, 40))
     assert path.outcome == Outcome.reached
     num_saved = int(path.num_saved)
     assert 4 < num_saved < 40
@@ -208,7 +206,11 @@ def test_bad_option_is_refused(options, message):
 
 
 STARTS = [
-    (ufm.HadamardFlow(4, 1.0), jnp.zeros(4), r"K = 4 .* must have shape \(3,\).*\(4,\)"),
+    (
+        ufm.HadamardFlow(4, 1.0),
+        jnp.zeros(4),
+        r"K = 4 .* must have shape \(3,\).*\(4,\)",
+    ),
     (ufm.HadamardFlow(4, 1.0), jnp.asarray([0.0, jnp.nan, 0.0]), "log a_1 is nan"),
     (ufm.HadamardFlow(4, 1.0), jnp.asarray([0.0, jnp.inf, 0.0]), "log a_1 is inf"),
     (ufm.HadamardFlow(4, 1.0), jnp.full(3, -jnp.inf), "At least one a_i .* positive"),

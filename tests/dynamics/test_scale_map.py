@@ -13,9 +13,7 @@ from deepufm import CrossEntropy, GradientFlow, Outcome
 
 def test_the_factors_of_p1_d3():
     units = ufm.scale_map(4, 3, 2.0)
-    np.testing.assert_allclose(
-        jnp.exp(units.log_a_factor), A_PRIME_OVER_A, rtol=1e-15
-    )
+    np.testing.assert_allclose(jnp.exp(units.log_a_factor), A_PRIME_OVER_A, rtol=1e-15)
     np.testing.assert_allclose(
         jnp.exp(units.log_time_factor), T_PRIME_OVER_T, rtol=1e-15
     )
@@ -77,9 +75,7 @@ def test_reduced_flow_reproduces_the_same_orbit():
 def test_hadamard_starts_follow_the_reduced_flow(key, per_class, depth):
     # Padded to one depth, so that the three depths share one compilation.
     a = jnp.asarray([0.9, 0.3, 0.6])
-    start = ufm.hadamard(
-        key, a, per_class=per_class, width=5, depth=depth, pad_depth=5
-    )
+    start = ufm.hadamard(key, a, per_class=per_class, width=5, depth=depth, pad_depth=5)
     units = ufm.scale_map(4, per_class, float(depth))
     full_flow = GradientFlow(CrossEntropy(), per_class, depth=depth)
     for time in (3.0, 1e4):

@@ -120,9 +120,7 @@ def assert_balanced(model):
 @pytest.mark.parametrize("per_class", [1, 3])
 def test_hadamard_start_has_its_logits_and_is_balanced(key, depth, per_class):
     a = [1.5, 0.0, 0.25]
-    model = ufm.hadamard(
-        key, jnp.asarray(a), per_class=per_class, width=5, depth=depth
-    )
+    model = ufm.hadamard(key, jnp.asarray(a), per_class=per_class, width=5, depth=depth)
     assert model.depth == depth
     np.testing.assert_allclose(
         model.logits(), hadamard_logits(a, per_class), rtol=0, atol=1e-14

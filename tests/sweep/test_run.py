@@ -245,9 +245,13 @@ def test_the_default_is_figure_2_of_the_paper():
     """P1 App. E.1: K = 10, n = 5, d = 100, five seeds; entries N(0, 1/d)."""
     spec = SweepSpec()
     grid = spec.grid
-    assert (grid.num_classes, grid.per_class, grid.width) == ((10,), (5,), (100,))
-    assert grid.depth == tuple(range(1, 11))
-    assert len(grid.seed) == 5
+    assert (grid.values("num_classes"), grid.per_class, grid.values("width")) == (
+        (10,),
+        (5,),
+        (100,),
+    )
+    assert grid.values("depth") == tuple(range(1, 11))
+    assert len(grid.values("seed")) == 5
     assert grid.scale == (1.0,)
     assert spec.family == GaussianFamily(plain_std=False)
     assert eqx.tree_equal(spec.stop, ufm.FinalTime(1e8))

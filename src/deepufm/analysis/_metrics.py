@@ -9,8 +9,10 @@ Shared by all flows: `log_norm`, `log_loss`, `effective_rank`, `nuclear_norm`,
 power of two `off_diagonal_energy`.
 
 Conventions. The reduced flows have K-1 singular values, in the papers' units and in the
-order of the state; the full flow has the K of the class-mean logits, in falling order,
-and its KL, reverse KL and uniform distance are over the K-1 largest (P2 section 6).
+order of the state. The full flow has K, in falling order: those of the logits with
+every example replaced by its class mean (sqrt(n) times those of the K x K means), so
+that they are `scale_map`'s and `hadamard`'s; its KL, reverse KL and uniform distance
+are over the K-1 largest (P2 section 6).
 `effective_rank` is that of Z itself (P1 Fig. 2), `mean_effective_rank` that of the
 class means (P1 Figs 5, 9); they agree once features have collapsed. Losses are those of
 the flow: summed over examples for `GradientFlow`, of one example for the reduced flows.
@@ -110,7 +112,8 @@ def _logit_metrics(flow: LogitFlow, a: Modes) -> dict[str, Array]:
 def _full_metrics(flow: GradientFlow, model: DeepUFM) -> dict[str, Array]:
     logits, labels = model.logits(), flow.labels(model)
     means = class_means(logits, model.num_classes)
-    values = singular_values(means)
+    # Each column stands for n equal ones.
+    values = singular_values(means) * jnp.sqrt(jnp.asarray(flow.per_class, means.dtype))
     feature_means = class_means(model.features, model.num_classes)
     balance = balancedness_defects(model.head, model.hidden, model.features, flow.depth)
     observed = _spectrum(_log(values[:-1])) | _losses_and_margins(

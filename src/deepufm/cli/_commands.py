@@ -36,7 +36,7 @@ def run_sweep_command(command: Sweep) -> int:
     spec = sweep_spec(command)
     check_spec(spec)
     store = SweepStore.create(command.out, spec, overwrite=command.overwrite)
-    total = len(list(spec.grid.cells())) * len(spec.grid.seed)
+    total = len(list(spec.grid.cells())) * len(spec.grid.values("seed"))
     started = time.perf_counter()
     varying = [axis for axis in AXES if len(getattr(spec.grid, axis)) > 1]
     with Progress(total, varying) as progress, _executor(command.workers) as executor:
@@ -45,7 +45,7 @@ def run_sweep_command(command: Sweep) -> int:
     print(summarise(dataset).to_string(index=False, float_format="%.4g", na_rep="-"))
     print(f"\n{total} members in {time.perf_counter() - started:.1f} s")
     print(f"results  {command.out}  (xarray.open_zarr)")
-    if len(failures) * len(spec.grid.seed) < total:
+    if len(failures) * len(spec.grid.values("seed")) < total:
         sweep_figure(dataset, picture)
         print(f"picture  {picture}")
     _report_failures(failures)

@@ -1,9 +1,10 @@
 """What a solve returns: where the flow went, how it ended, and at what cost."""
 
 import equinox as eqx
+import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from .._types import IntScalar, RealScalar, State
+from .._types import IntScalar, RealScalar, State, Tracer
 
 
 class Outcome(eqx.Enumeration):
@@ -54,3 +55,22 @@ class Path(eqx.Module):
     final_observables: dict[str, PyTree]
     outcome: Outcome
     stats: SolveStats
+
+    @property
+    def log10_time(self) -> Float[Array, "*batch saves"]:
+        """Decimal logarithm of the flow's own time at the saved points."""
+        return self.log_time / np.log(10.0)
+
+    def __str__(self) -> str:
+        """One line for a single path; the fields for a batch, or under `jit`."""
+        if isinstance(self.num_saved, Tracer) or self.num_saved.ndim:
+            return repr(self)
+        names = [name for name in _OUTCOMES if self.outcome == getattr(Outcome, name)]
+        time = float(self.final_log_time) / np.log(10.0)
+        return (
+            f"{names[0]}: log10 t = {time:.6g}, {int(self.stats.num_steps)} steps "
+            f"({int(self.stats.num_rejected)} rejected), {int(self.num_saved)} saved"
+        )
+
+
+_OUTCOMES = ("reached", "step_budget", "non_finite", "step_underflow", "not_met")

@@ -3,18 +3,21 @@
 from os import PathLike
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from ..dynamics import Path
 from ._style import COLOURS, canvas, label_time, log10_time, save, shades
 
 
 def orbit_figure(
-    path: Path, file: str | PathLike, *, num_classes: int, title: str = ""
-) -> None:
+    path: Path, file: str | PathLike | None = None, *, num_classes: int, title: str = ""
+) -> Figure:
     """Plots normalised singular values, their sum, and KL from collapse.
 
-    **Arguments:** `path` a solve with `observe=metrics`; `file` where to write;
+    **Arguments:** `path` a solve with `observe=metrics`; `file` one to write, if any;
     `num_classes` K, for the level of collapse, 1/(K-1); `title` what was run.
+
+    **Returns:** the figure, which a notebook shows.
     """
     kept = int(path.num_saved)
     observed = {name: np.asarray(v)[:kept] for name, v in path.observables.items()}
@@ -29,12 +32,12 @@ def orbit_figure(
         uniform = 1 / (num_classes - 1)
         spectrum.axhline(uniform, color="black", linestyle=":", linewidth=1)
         spectrum.annotate(
-            "collapse, $1/(K-1)$",
-            (0.99, uniform),
+            "collapse",
+            (1.01, uniform),
             xycoords=("axes fraction", "data"),
             fontsize=8,
-            ha="right",
-            va="bottom",
+            va="center",
+            annotation_clip=False,
         )
         spectrum.set_ylabel(r"normalised singular values $\hat a_i$")
         norm.plot(time, total, color=COLOURS[0])
@@ -47,3 +50,4 @@ def orbit_figure(
         if title:
             figure.suptitle(title, fontsize=9.5)
         save(figure, file)
+    return figure

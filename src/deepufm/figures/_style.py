@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import PathLike
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -33,7 +34,10 @@ _STYLE: dict[Any, Any] = {
 
 @contextmanager
 def canvas(rows: int, columns: int, size: tuple[float, float]) -> Iterator[tuple]:
-    """Yields (figure, axes) in the house style and closes the figure afterwards.
+    """Yields (figure, axes) in the house style.
+
+    The figure is taken off pyplot's list afterwards, so that nothing piles up; it can
+    still be shown and saved.
 
     **Arguments:** the grid of panels, and the whole figure's size in inches.
     """
@@ -45,9 +49,10 @@ def canvas(rows: int, columns: int, size: tuple[float, float]) -> Iterator[tuple
             plt.close(figure)
 
 
-def save(figure: Figure, path) -> None:
-    """Writes a figure; the format follows the file's suffix."""
-    figure.savefig(path)
+def save(figure: Figure, path: str | PathLike | None) -> None:
+    """Writes a figure, in the format of the file's suffix; nothing for `None`."""
+    if path is not None:
+        figure.savefig(path)
 
 
 def log10_time(log_time: np.ndarray) -> np.ndarray:

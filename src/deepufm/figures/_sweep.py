@@ -4,6 +4,7 @@ from os import PathLike
 
 import numpy as np
 import xarray as xr
+from matplotlib.figure import Figure
 
 from ..sweep import AXES, OUTCOMES
 from ._style import COLOURS, MARKERS, canvas, save
@@ -25,12 +26,16 @@ _SYMBOLS = {
 _MAX_LINES = len(COLOURS)
 
 
-def sweep_figure(dataset: xr.Dataset, path: str | PathLike) -> None:
+def sweep_figure(dataset: xr.Dataset, path: str | PathLike | None = None) -> Figure:
     """Plots mean effective rank and logit margin, ± one sample standard deviation.
 
     The horizontal axis is depth where it varies, else the first axis that does; each
     combination of the others is a line (the first seven, as the title then says).
     Members that did not reach their stop are left out.
+
+    **Arguments:** `dataset` from `open_sweep`; `path` a file to write, if any.
+
+    **Returns:** the figure, which a notebook shows.
     """
     varying = [axis for axis in AXES if dataset.sizes[axis] > 1]
     across = "depth" if "depth" in varying or not varying else varying[0]
@@ -56,6 +61,7 @@ def sweep_figure(dataset: xr.Dataset, path: str | PathLike) -> None:
             axes[0, 0].legend(fontsize=8)
         figure.suptitle(_title(dataset, varying, len(lines)), fontsize=9.5)
         save(figure, path)
+    return figure
 
 
 def _error_bars(panel, line, across, others, varying, index) -> None:

@@ -11,6 +11,7 @@ from ._run import (
     check_spec as check_spec,
     run_cell as run_cell,
     run_sweep as run_sweep,
+    sweep as sweep,
 )
 from ._spec import AXES as AXES, Cell as Cell, Grid as Grid, SweepSpec as SweepSpec
 from ._store import (

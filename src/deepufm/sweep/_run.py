@@ -4,6 +4,7 @@ import functools
 import os
 import pickle
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 
 from ..analysis import metrics
 from ..dynamics import FinalTime, Path, check_solve, solve
 from ._family import Shape
 from ._spec import Cell, SweepSpec
-from ._store import SweepStore, quantities
+from ._store import SweepStore, open_sweep, quantities
 
 Progress = Callable[[Cell, int], None]
 
@@ -69,18 +71,51 @@ def run_sweep(
                 continue
             store.write(cell, future.result())
             if progress is not None:
-                progress(cell, len(spec.grid.seed))
+                progress(cell, len(spec.grid.values("seed")))
     finally:
+        store.close()
         if own is not None:
             # On an interruption, let running cells go and start no other.
             own.shutdown(wait=False, cancel_futures=True)
     return failures
 
 
+def sweep(
+    spec: SweepSpec,
+    path: str | os.PathLike,
+    *,
+    overwrite: bool = False,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Runs a sweep into a new store at `path` and opens it.
+
+    **Arguments:** as `run_sweep` and `SweepStore.create`.
+
+    **Returns:** the store as a lazy `xarray.Dataset`.
+
+    **Raises:** `ValueError` as those two. Cells that raise are named in a warning, and
+    their members stay `missing`.
+
+    !!! example
+        spec = SweepSpec(grid=Grid(num_classes=6, width=32, depth=(1, 2, 4, 8)))
+        dataset = sweep(spec, "depths.zarr")
+    """
+    check_spec(spec)
+    store = SweepStore.create(path, spec, overwrite=overwrite)
+    failures = run_sweep(spec, store, executor=executor, progress=progress)
+    for failure in failures:
+        warnings.warn(f"no result for {failure}", stacklevel=2)
+    return open_sweep(path)
+
+
 def run_cell(spec: SweepSpec, cell: Cell) -> dict[str, np.ndarray]:
     """Returns every quantity of a cell's members, seeds along the leading axis."""
     program = _program(spec, spec.shape_of(cell))
-    members = [quantities(program(*_arguments(cell, seed))) for seed in spec.grid.seed]
+    members = [
+        quantities(program(*_arguments(cell, seed)))
+        for seed in spec.grid.values("seed")
+    ]
     return {name: np.stack([m[name] for m in members]) for name in members[0]}
 
 
@@ -95,7 +130,7 @@ def check_spec(spec: SweepSpec) -> None:
     for cell in spec.grid.cells():
         spec.family.check(cell.num_classes, cell.width, cell.depth)
         shape = spec.shape_of(cell)
-        arguments = _arguments(cell, spec.grid.seed[0])
+        arguments = _arguments(cell, spec.grid.values("seed")[0])
         if concrete:
             _check_member(spec, shape, *arguments)
         elif shape not in shapes:
@@ -166,5 +201,5 @@ def _compile(spec: SweepSpec, shape: Shape) -> Callable[..., Path]:
         )
 
     first = next(iter(spec.grid.cells()))
-    arguments = _arguments(first, spec.grid.seed[0])
+    arguments = _arguments(first, spec.grid.values("seed")[0])
     return eqx.filter_jit(program).lower(*arguments).compile()

@@ -2,8 +2,10 @@
 
 import itertools
 import math
+import numbers
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import diffrax
 
@@ -18,21 +20,27 @@ AXES = ("num_classes", "per_class", "width", "depth", "scale")
 class Grid:
     """Every combination of the values of its axes, once for each seed.
 
+    An axis with one value may be given as that number.
+
     **Raises:** `ValueError` for an axis that is empty, has a value twice, or holds a
     value out of range.
     """
 
-    num_classes: tuple[int, ...] = (10,)
-    per_class: tuple[int, ...] = (5,)
-    width: tuple[int, ...] = (100,)
-    depth: tuple[float, ...] = tuple(range(1, 11))
-    scale: tuple[float, ...] = (1.0,)
-    seed: tuple[int, ...] = tuple(range(5))
+    num_classes: tuple[int, ...] | int = (10,)
+    per_class: tuple[int, ...] | int = (5,)
+    width: tuple[int, ...] | int = (100,)
+    depth: tuple[float, ...] | float = tuple(range(1, 11))
+    scale: tuple[float, ...] | float = (1.0,)
+    seed: tuple[int, ...] | int = tuple(range(5))
 
     def __post_init__(self):
         least = {"num_classes": 2, "per_class": 1, "width": 1, "depth": 1, "seed": 0}
         for axis in (*AXES, "seed"):
-            values = getattr(self, axis)
+            given: Any = getattr(self, axis)
+            single = isinstance(given, numbers.Real)
+            values: tuple[Any, ...] = (given,) if single else tuple(given)
+            # A frozen dataclass has no other way to normalise what it was given.
+            object.__setattr__(self, axis, values)
             if not values:
                 raise ValueError(f"The axis `{axis}` must have at least one value.")
             if len(set(values)) < len(values):
@@ -51,10 +59,14 @@ class Grid:
                         f"{value}."
                     )
 
+    def values(self, axis: str) -> tuple[Any, ...]:
+        """Returns the values along one axis, seeds included."""
+        return getattr(self, axis)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The number of values along each of `AXES`."""
-        return tuple(len(getattr(self, axis)) for axis in AXES)
+        return tuple(len(self.values(axis)) for axis in AXES)
 
     def cells(self) -> Iterator["Cell"]:
         """Yields the grid points; a cell holds all seeds of one."""
@@ -112,6 +124,6 @@ class SweepSpec:
         return Shape(
             num_classes=cell.num_classes,
             per_class=cell.per_class,
-            width=max(self.grid.width),
-            depth=math.ceil(max(self.grid.depth)),
+            width=max(self.grid.values("width")),
+            depth=math.ceil(max(self.grid.values("depth"))),
         )

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path as FilePath
@@ -87,6 +88,10 @@ class SweepStore:
                 self._write(name, cell, value)
         self._write("outcome", cell, values["outcome"])
 
+    def close(self) -> None:
+        """Gathers the metadata in one place, which spares readers a file an array."""
+        _consolidate(self.path)
+
     def _write(self, name: str, cell: Cell, value: np.ndarray) -> None:
         array = self._array(name, cell, value)
         region = tuple(slice(i, i + 1) for i in cell.index)
@@ -103,7 +108,7 @@ class SweepStore:
         inner = list(value.shape)
         dimensions = [*AXES, "seed", *_inner_dimensions(name, value.ndim - 1)]
         if "mode" in dimensions:
-            inner[-1] += max(grid.num_classes) - cell.num_classes
+            inner[-1] += max(grid.values("num_classes")) - cell.num_classes
         floating = np.issubdtype(value.dtype, np.floating)
         return self._group.create_array(
             name,
@@ -122,7 +127,7 @@ class SweepStore:
             values = np.asarray(getattr(grid, axis))
             self._group.create_array(axis, data=values, dimension_names=[axis])
         first = next(grid.cells())
-        self._array("outcome", first, np.zeros(len(grid.seed), np.int8))
+        self._array("outcome", first, np.zeros(len(grid.values("seed")), np.int8))
         self._group.attrs.update(
             {
                 "format": _FORMAT,
@@ -151,6 +156,7 @@ def write_path(
     attributes = {"format": "deepufm-path-1", "title": title, **_provenance()}
     dataset = xr.Dataset(variables, attrs=attributes)
     dataset.to_zarr(path, zarr_format=3, consolidated=False)
+    _consolidate(path)
 
 
 def quantities(path: Path) -> dict[str, np.ndarray]:
@@ -240,6 +246,14 @@ def _is_store(path: FilePath) -> bool:
     except (OSError, ValueError, KeyError):
         return False
     return str(attributes.get("format", "")).startswith("deepufm-")
+
+
+def _consolidate(path: FilePath) -> None:
+    with warnings.catch_warnings():
+        # Zarr warns that version 3's specification does not mention it (yet); without
+        # it, xarray warns at every plain `open_zarr`.
+        warnings.simplefilter("ignore")
+        zarr.consolidate_metadata(path)
 
 
 def _inner_dimensions(name: str, count: int) -> list[str]:
