@@ -1,5 +1,6 @@
 """Flows, clocks, stops and the solve that puts them together."""
 
+from ._check import check_solve as check_solve, default_solver as default_solver
 from ._clock import (
     AbstractClock as AbstractClock,
     AbstractStateClock as AbstractStateClock,
@@ -17,13 +18,9 @@ from ._hadamard_flow import (
     log_modes as log_modes,
 )
 from ._path import Outcome as Outcome, Path as Path, SolveStats as SolveStats
+from ._saves import SaveEvery as SaveEvery
 from ._scale_map import ScaleMap as ScaleMap, scale_map as scale_map
-from ._solve import (
-    SaveEvery as SaveEvery,
-    check_solve as check_solve,
-    default_solver as default_solver,
-    solve as solve,
-)
+from ._solve import solve as solve
 from ._stop import (
     AbstractStop as AbstractStop,
     FinalNorm as FinalNorm,
