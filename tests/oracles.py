@@ -1,10 +1,11 @@
-"""Numbers that the package must reproduce, from computations that share no code with it.
+"""Numbers the package must reproduce, from computations that share no code with it.
 
-- `rates()`: log b, log(D-1), log log D and log da/dt of the reduced flow at depths 0, 1, 2,
-  3, 8, for vectors whose margins spread over 1e3 and whose norms run from 1e-12 to 1e4;
-  mpmath, 60 digits. `trajectories()`: P2 Fig. 1, P1 Fig. 10 and a fixed 15-vector at
-  depths 2 and 3, to t = 1e10; Taylor series of order 40 in mpmath, 26 digits. Both
-  lie in `oracles.json`, rounded to doubles.
+- `rates()`: log b, log(D-1), log log D, log da/dt of the reduced flow at depths 0, 1,
+  2, 3, 8, for vectors whose margins spread over 1e3 and whose norms run from 1e-12 to
+  1e4; mpmath, 60 digits.
+- `trajectories()`: P2 Fig. 1, P1 Fig. 10 and a fixed 15-vector at depths 2 and 3, to
+  t = 1e10; Taylor series of order 40 in mpmath, 26 digits. This table and the one
+  before lie in `oracles.json`, rounded to doubles.
 - `DNC_RAY`: log t at given height on the ray a = mu·1; mpmath, 50 digits.
 - `P2_COUNTEREXAMPLES`: mpmath, 60 digits, at exactly the doubles given.
 - `FULL_FLOW`: the matrix flow against the reduced one; NumPy and SciPy, DOP853 at 1e-13

@@ -1,4 +1,4 @@
-"""Who may import whom, read off the source; and what importing the package does not do."""
+"""Who may import whom, read off the source; what importing the package leaves alone."""
 
 import ast
 import os

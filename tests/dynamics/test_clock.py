@@ -144,8 +144,11 @@ def test_arc_length_is_the_length_of_the_path_in_a(reduced_orbit):
     readings = np.asarray(path.reading)[:num_saved]
     np.testing.assert_allclose(readings, 0.05 * np.arange(num_saved), rtol=1e-14)
     saved = np.exp(np.asarray(path.state))[:num_saved]
+    assert np.all(readings <= path.final_reading)
+    for rows in (path.reading, path.log_time, path.state):
+        assert np.all(np.isnan(rows[num_saved:]))
     speed = np.linalg.norm(np.diff(saved, axis=0), axis=1) / 0.05
-    assert np.all((1 - 1e-3 < speed) & (speed < 1 + 1e-6))
+    assert np.all((speed > 1 - 1e-3) & (speed < 1 + 1e-6))
 
 
 def test_log_norm_reads_the_growth_of_the_norm():

@@ -9,12 +9,22 @@ import deepufm as ufm
 from deepufm.dynamics._controller import RelativeController
 
 
+def relative_to_start(error, before, after):
+    del after
+    return jnp.max(jnp.abs(error) / jnp.abs(before))
+
+
 def controller(landings=(0.0, 1.0, 2.0)):
     return RelativeController(
-        lambda error, before, after: jnp.max(jnp.abs(error) / jnp.abs(before)),
+        relative_to_start,
         jnp.asarray(1e-6),
         jnp.asarray(landings),
     )
+
+
+def unit_speed(*args):
+    del args
+    return jnp.ones(1)
 
 
 def started(landings=(0.0, 1.0, 2.0)):
@@ -22,7 +32,7 @@ def started(landings=(0.0, 1.0, 2.0)):
     steering = controller(landings)
     end, state = steering.init(
         None, jnp.asarray(0.0), jnp.asarray(2.0), jnp.ones(1), None, None,
-        lambda terms, t, y, args: jnp.ones(1), 5.0,
+        unit_speed, 5.0,
     )  # fmt: skip
     return steering, end, state
 

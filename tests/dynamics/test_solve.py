@@ -203,17 +203,3 @@ def test_one_compilation_serves_other_times_depths_states_and_tolerances():
     solve(2.5, 1e10, 0.2, 1e-6)
     solve(math.inf, 3.0, 1e-8, 1e-9)
     assert len(traces) == first
-
-
-def test_single_precision():
-    run = trajectories()[1]
-    point = run["points"][3]
-    path = ufm.solve(
-        ufm.HadamardFlow(16, 2.0),
-        jnp.log(jnp.asarray(run["a0"], jnp.float32)),
-        stop=ufm.FinalTime(point["t"]),
-        saves=2,
-    )
-    assert path.outcome == Outcome.reached
-    assert path.final.dtype == path.final_log_time.dtype == jnp.float32
-    np.testing.assert_allclose(path.final, np.log(point["a"]), rtol=0, atol=1e-4)

@@ -54,13 +54,18 @@ def test_an_event_where_the_state_is_steep_is_reached_in_both_precisions(dtype):
         saves=SAVES,
     )
     assert path.outcome == Outcome.reached
+    assert path.final.dtype == path.final_log_time.dtype == dtype
     resolution = 100 * float(jnp.finfo(dtype).eps) * 5
     np.testing.assert_allclose(path.final, math.log(0.5), rtol=0, atol=resolution)
 
 
 def crossing(function, lower, upper, dtype=jnp.float64):
+    def of_y(y, args):
+        del args
+        return function(y)
+
     solution = optx.root_find(
-        lambda y, args: function(y),
+        of_y,
         FallingCrossing(),
         jnp.asarray(upper, dtype),
         options={"lower": lower, "upper": upper},

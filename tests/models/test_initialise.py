@@ -1,6 +1,8 @@
 """Initial models: reproducible seeds, exact Hadamard and balanced starts."""
 
+import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +11,28 @@ import pytest
 
 import deepufm as ufm
 
-SIZES = {"num_classes": 3, "per_class": 2, "width": 4, "depth": 3}
+SIZES: dict[str, Any] = {"num_classes": 3, "per_class": 2, "width": 4, "depth": 3}
+STATIC = (*SIZES, "pad_width", "pad_depth")
+compiled = jax.jit(ufm.gaussian, static_argnames=STATIC)
 
 
 def gaussian(key, **changes):
+    return compiled(key, **(SIZES | changes))
+
+
+def unjitted(key, **changes):
     return ufm.gaussian(key, **(SIZES | changes))
 
 
-def test_moments_of_a_gaussian_start(key):
-    model = gaussian(key, num_classes=60, per_class=5, width=300, depth=3, scale=2.0)
+@pytest.fixture(scope="module")
+def large():
+    return gaussian(
+        jax.random.key(0), num_classes=60, per_class=5, width=300, depth=3, scale=2.0
+    )
+
+
+def test_moments_of_a_gaussian_start(large):
+    model = large
     for leaf in (model.head, model.hidden[0], model.hidden[1], model.features):
         values = np.asarray(leaf).ravel() * math.sqrt(300) / 2
         # Five standard deviations of each estimate.
@@ -27,10 +42,9 @@ def test_moments_of_a_gaussian_start(key):
         assert abs((values**4).mean() - 3) < bound * math.sqrt(96)
 
 
-def test_layers_and_rows_are_independent(key):
-    model = gaussian(key, num_classes=60, per_class=5, width=300, depth=3)
-    layers = [np.asarray(x) for x in (*model.hidden, model.features)]
-    rows = np.concatenate(layers) * math.sqrt(300)
+def test_layers_and_rows_are_independent(large):
+    layers = [np.asarray(x) for x in (*large.hidden, large.features)]
+    rows = np.concatenate(layers) * math.sqrt(300) / 2
     correlations = (rows @ rows.T) / 300 - np.eye(len(rows))
     off_diagonal = correlations[~np.eye(len(rows), dtype=bool)]
     assert np.max(np.abs(off_diagonal)) < 7 / math.sqrt(300)
@@ -62,19 +76,17 @@ def test_a_seed_gives_the_same_model_in_a_batch():
 @pytest.mark.parametrize("traced", [False, True])
 def test_a_seed_gives_the_same_model_padded(key, depth, traced):
     def draw(width, depth):
-        return gaussian(key, width=width, depth=depth, pad_width=6, pad_depth=5)
+        return unjitted(key, width=width, depth=depth, pad_width=6, pad_depth=5)
 
     plain = gaussian(key, depth=depth)
     if traced:
         padded = jax.jit(draw)(jnp.asarray(4), jnp.asarray(depth))
     else:
-        padded = draw(4, depth)
-    close = {"rtol": 1e-15}
-    np.testing.assert_allclose(padded.head[:, :4], plain.head, **close)
-    np.testing.assert_allclose(padded.features[:4], plain.features, **close)
-    np.testing.assert_allclose(
-        padded.hidden[: depth - 1, :4, :4], plain.hidden, **close
-    )
+        padded = gaussian(key, depth=depth, pad_width=6, pad_depth=5)
+    assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-15)
+    assert_close(padded.head[:, :4], plain.head)
+    assert_close(padded.features[:4], plain.features)
+    assert_close(padded.hidden[: depth - 1, :4, :4], plain.hidden)
     np.testing.assert_array_equal(padded.head[:, 4:], 0)
     np.testing.assert_array_equal(padded.features[4:], 0)
     np.testing.assert_array_equal(padded.hidden[: depth - 1, 4:], 0)
@@ -110,7 +122,7 @@ def hadamard_logits(a, per_class):
 def assert_balanced(model):
     layers = [np.asarray(x) for x in (model.features, *model.hidden, model.head)]
     for below, above in zip(layers, layers[1:]):
-        size = np.linalg.norm(below) ** 2
+        size = float(np.linalg.norm(below)) ** 2
         np.testing.assert_allclose(
             above.T @ above, below @ below.T, rtol=0, atol=1e-13 * size
         )
@@ -199,17 +211,17 @@ BAD_GAUSSIANS = [
 @pytest.mark.parametrize(("changes", "message"), BAD_GAUSSIANS)
 def test_bad_sizes_and_scales_are_refused(key, changes, message):
     with pytest.raises(ValueError, match=message) as error:
-        gaussian(key, **changes)
+        unjitted(key, **changes)
     assert "\n" not in str(error.value)
 
 
 def test_traced_sizes_need_padding(key):
     with pytest.raises(ValueError, match="traced `width` needs `pad_width`"):
-        jax.jit(lambda width: gaussian(key, width=width))(4)
+        jax.jit(lambda width: unjitted(key, width=width))(4)
 
 
 def test_a_bottleneck_is_allowed_on_request(key):
-    assert gaussian(key, width=2, bottleneck=True).width == 2
+    assert unjitted(key, width=2, bottleneck=True).width == 2
 
 
 BAD_MODES = [

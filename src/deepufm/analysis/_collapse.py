@@ -16,7 +16,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._types import IntScalar, Logits, Modes, RealScalar, SquareMatrix
+from .._types import Logits, Modes, RealLike, RealScalar, SquareMatrix
 from ..geometry import simplex_etf, sylvester_hadamard
 from ._spectrum import log_relative_modes, nuclear_norm, rescaled, unit
 
@@ -155,7 +155,7 @@ def balancedness_defects(
     head: Float[Array, "classes width"],
     hidden: Float[Array, "hidden width width"],
     features: Float[Array, "width examples"],
-    depth: float | RealScalar | IntScalar | None = None,
+    depth: RealLike | None = None,
 ) -> Balancedness:
     """Returns how far neighbouring layers are from balanced.
 
@@ -192,7 +192,7 @@ def balancedness_matrices(
     head: Float[Array, "classes width"],
     hidden: Float[Array, "hidden width width"],
     features: Float[Array, "width examples"],
-    depth: float | RealScalar | IntScalar | None = None,
+    depth: RealLike | None = None,
 ) -> Float[Array, "layers width width"]:
     """Returns the conserved W_lᵀW_l − W_{l−1}W_{l−1}ᵀ, entry l−1 for l = 1…L.
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._types import IntScalar, Labels, Logits, Modes, RealScalar
+from .._types import Labels, Logits, Modes, RealLike, RealScalar
 from ..geometry import psi_matvec
 from ._spectrum import unit
 
@@ -75,7 +75,7 @@ def logit_margin_from_log(log_a: Modes) -> RealScalar:
 
 
 def parameter_margin(
-    margin_min: RealScalar, log_norm: RealScalar, depth: float | RealScalar | IntScalar
+    margin_min: RealScalar, log_norm: RealScalar, depth: RealLike
 ) -> RealScalar:
     """Returns min margin/‖θ‖^{L+1}.
 
@@ -92,7 +92,7 @@ def parameter_margin(
 
 
 def smoothed_parameter_margin(
-    log_loss: RealScalar, log_norm: RealScalar, depth: float | RealScalar | IntScalar
+    log_loss: RealScalar, log_norm: RealScalar, depth: RealLike
 ) -> RealScalar:
     """Returns −log(e^loss − 1)/‖θ‖^{L+1}, non-decreasing in time once loss < log 2.
 
