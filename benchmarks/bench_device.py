@@ -1,8 +1,8 @@
 """What one device does: run once on a GPU or TPU, and keep the figures.
 
 Four parts, each beside the same on the CPU of that machine: one right-hand side of
-`GradientFlow`; one full solve; `vmap` over seeds of the full flow; `vmap` over starts of
-the reduced flow. Results are compared with the CPU's. Takes two to four minutes.
+`GradientFlow`; one full solve; `vmap` over seeds of the full flow; `vmap` over starts
+of the reduced flow. Results are compared with those of the CPU. Two to four minutes.
 
     python benchmarks/bench_device.py [--tiny] [--out FILE.json]
 """

@@ -19,6 +19,7 @@ the flow: summed over examples for `GradientFlow`, of one example for the reduce
 Parameter margins of the reduced flows are those of the matrix model with n = 1.
 """
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -67,6 +68,12 @@ def metrics(flow: AbstractFlow, log_time: RealScalar, state: State) -> dict[str,
         path.observables["effective_rank"]
     """
     del log_time
+    return _metrics(flow, state)
+
+
+# Compiled as a whole, so that a call outside `jit` is one program and not a hundred.
+@eqx.filter_jit
+def _metrics(flow: AbstractFlow, state: State) -> dict[str, Array]:
     if isinstance(flow, HadamardFlow):
         return _hadamard_metrics(flow, state)
     if isinstance(flow, LogitFlow):

