@@ -10,6 +10,10 @@ nothing.
 Steps land on the save points instead of interpolating there: saved states are states of
 the solver, as accurate as the tolerance says, also for implicit methods whose
 interpolant is of low order. The step size before a landing is taken up again after it.
+
+A stop whose reading no clock knows in advance is landed on as well: a step across it is
+taken again, shorter, by the secant through the excess at its two ends, until it ends on
+the stop to rounding. What is left for the event to interpolate is next to nothing.
 """
 
 from collections.abc import Callable
@@ -21,16 +25,24 @@ import jax.numpy as jnp
 import optimistix as optx
 from jaxtyping import Array, Float, PyTree
 
-from .._types import BoolScalar, RealScalar
+from .._types import BoolScalar, IntScalar, RealScalar
 
 # The first step changes no part of the state by more than this fraction of its size.
 _FIRST_CHANGE = 0.01
+
+
+# How often a step across the stop is shortened, in roundings and tries, before what is
+# left is interpolated. The secant takes two or three tries at usual steps.
+_CLOSE = 16
+_MAX_TRIES = 12
 
 
 class _ControllerState(eqx.Module):
     pid: PyTree
     intended: RealScalar  # the step the PID controller asked for, before any landing
     landed: BoolScalar  # whether the step under way was shortened for a landing
+    excess: RealScalar | None  # of the stop, at the start of the step; not yet positive
+    tries: IntScalar | None  # at landing on the stop
 
 
 def _identity(x: Float[Array, ""]) -> Float[Array, ""]:
@@ -49,6 +61,8 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
     tolerance: RealScalar
     pid: diffrax.PIDController
     landings: Float[Array, " saves"]  # ascending readings that steps must end on
+    # Of (reading, state): rises through zero at a stop that must be landed on, too.
+    excess: Callable[[RealScalar, PyTree], RealScalar] | None
     # What diffrax's implicit solvers read off a controller for their stage equations.
     rtol: RealScalar
     atol: RealScalar
@@ -60,12 +74,14 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         tolerance: RealScalar,
         landings: Float[Array, " saves"],
         *,
+        excess: Callable[[RealScalar, PyTree], RealScalar] | None = None,
         pcoeff: float = 0.0,
         icoeff: float = 1.0,
     ):
         self.relative_error = relative_error
         self.tolerance = tolerance
         self.landings = landings
+        self.excess = excess
         self.pid = diffrax.PIDController(
             rtol=0.0, atol=1.0, norm=_identity, pcoeff=pcoeff, icoeff=icoeff
         )
@@ -96,7 +112,11 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         zero = jnp.zeros((), jnp.result_type(t0))
         _, pid_state = self.pid.init(terms, t0, t1, zero, step, args, func, error_order)
         next_t1, landed = self._aim(t0, step)
-        return next_t1, _ControllerState(pid_state, step, landed)
+        excess = tries = None
+        if self.excess is not None:
+            excess = jax.lax.stop_gradient(self.excess(t0, y0))
+            tries = jnp.asarray(0)
+        return next_t1, _ControllerState(pid_state, step, landed, excess, tries)
 
     def adapt_step_size(
         self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
@@ -125,8 +145,41 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
             ),
             result,
         )
-        state = _ControllerState(pid_state, step, landed)
-        return keep, next_t0, next_t1, jump, state, result
+        state = _ControllerState(pid_state, step, landed, None, None)
+        if self.excess is None:
+            return keep, next_t0, next_t1, jump, state, result
+        return self._land(
+            controller_state, t0, t1, y1_candidate,
+            (keep, next_t0, next_t1, jump, state, result),
+        )  # fmt: skip
+
+    def _land(self, before: _ControllerState, t0, t1, y1, proposal):
+        """Takes a step across the stop again, to end where the secant says it is."""
+        keep, next_t0, next_t1, jump, state, result = proposal
+        assert self.excess is not None
+        assert before.excess is not None
+        assert before.tries is not None
+        excess = jax.lax.stop_gradient(self.excess(t1, y1))
+        share = before.excess / (before.excess - excess)
+        # -inf at t = 0: nothing to draw a secant through.
+        share = jnp.where(jnp.isfinite(share), share, 0.5)
+        end = t0 + share * (t1 - t0)
+        near = t1 - end <= _CLOSE * jnp.finfo(t1.dtype).eps * t1
+        again = keep & (excess > 0) & ~near & (before.tries < _MAX_TRIES) & (end > t0)
+
+        def choose(retry, proposed):
+            return jax.tree.map(lambda a, b: jnp.where(again, a, b), retry, proposed)
+
+        state = _ControllerState(
+            choose(before.pid, state.pid),
+            choose(before.intended, state.intended),
+            jnp.where(again, True, state.landed),
+            jnp.where(keep & ~again, excess, before.excess),
+            jnp.where(again, before.tries + 1, 0),
+        )
+        result = diffrax.RESULTS.where(again, diffrax.RESULTS.successful, result)
+        next_t0, next_t1 = choose((t0, end), (next_t0, next_t1))
+        return keep & ~again, next_t0, next_t1, jump, state, result
 
     def _aim(self, start, step) -> tuple[RealScalar, BoolScalar]:
         """Ends a step on the next landing where it would reach past, or near, it.

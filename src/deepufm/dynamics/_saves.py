@@ -7,6 +7,10 @@ from jaxtyping import Array, Float
 from .._types import RealScalar, Tracer
 
 
+def _real(x) -> RealScalar:
+    return jnp.asarray(x, float)
+
+
 class SaveEvery(eqx.Module):
     """Save at every `step` of the clock, up to `capacity` points, start included.
 
@@ -14,7 +18,7 @@ class SaveEvery(eqx.Module):
     hold NaN; `path.num_saved` counts the others.
     """
 
-    step: float
+    step: RealScalar = eqx.field(converter=_real)
     capacity: int = eqx.field(static=True)
 
     def __check_init__(self):
@@ -29,7 +33,7 @@ class SaveEvery(eqx.Module):
 
 def save_times(saves: int | SaveEvery, end: RealScalar) -> Float[Array, " saves"]:
     if isinstance(saves, SaveEvery):
-        step = jnp.asarray(saves.step, end.dtype)
+        step = saves.step.astype(end.dtype)
         # Points past the end, where there is one, collapse onto it; `_assemble` keeps
         # the first of them.
         return jnp.minimum(step * jnp.arange(saves.capacity, dtype=end.dtype), end)

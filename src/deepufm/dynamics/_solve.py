@@ -83,6 +83,8 @@ def solve(
     solver = _with_stage_solver(solver, rtol)
     keep_states = flow.log_state if keep_states is None else keep_states
     adjoint = diffrax.RecursiveCheckpointAdjoint() if adjoint is None else adjoint
+    # Strongly typed, or a start like `jnp.full(3, 0.5)` would be compiled for apart.
+    y0 = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), y0)
     return _solve(
         flow, y0, stop, clock, saves, observe, keep_states, solver,
         jnp.asarray(rtol, dtype), max_steps, adjoint,
@@ -97,9 +99,10 @@ def _solve(
     dtype = jnp.result_type(*jax.tree.leaves(y0))
     start = jnp.zeros((), dtype)
     end = stop.final_reading(flow, clock, y0)
-    event = None
+    event = excess = None
     if end is None:
-        event = _event(problem, stop)
+        excess = _excess(problem, stop)
+        event = _event(excess)
         behind = stop.excess(flow, jnp.asarray(-jnp.inf, dtype), y0) >= 0
         end = jnp.where(behind, 0, clock.horizon)
     end = jnp.maximum(end.astype(dtype), start)
@@ -117,7 +120,11 @@ def _solve(
         y0=inner,
         saveat=diffrax.SaveAt(subs=[saved, diffrax.SubSaveAt(t1=True)]),
         stepsize_controller=RelativeController(
-            problem.relative_error, rtol, times, **_pid_coefficients(solver)
+            problem.relative_error,
+            rtol,
+            times,
+            excess=excess,
+            **_pid_coefficients(solver),
         ),
         adjoint=adjoint,
         event=event,
@@ -128,12 +135,18 @@ def _solve(
     return assemble(problem, observe, keep_states, solution, outcome)
 
 
-def _event(problem: Problem, stop: AbstractStop) -> diffrax.Event:
+def _excess(problem: Problem, stop: AbstractStop):
+    def excess(t, y):
+        return stop.excess(problem.flow, problem.log_time(t, y), problem.state(y))
+
+    return excess
+
+
+def _event(excess) -> diffrax.Event:
     def shortfall(t, y, args, **kwargs):
         del args, kwargs
-        excess = stop.excess(problem.flow, problem.log_time(t, y), problem.state(y))
         # diffrax wants events in the default type, also of a float32 state.
-        return -excess.astype(float)
+        return -excess(t, y).astype(float)
 
     return diffrax.Event(shortfall, FallingCrossing(), direction=False)
 

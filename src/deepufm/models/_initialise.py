@@ -80,7 +80,7 @@ def gaussian(
 # One program instead of a dozen small ones: a first call takes a third of the time.
 @functools.partial(jax.jit, static_argnums=(4, 5, 6, 7))
 def _gaussian(key, spread, width, depth, num_classes, examples, rows, layers):
-    """Draws a model into arrays of `rows` and `layers`; d, L and the spread may vary."""
+    """Draws a model into arrays of `rows` and `layers`; d, L, the spread may vary."""
     inside = jnp.arange(rows) < width
 
     def square(layer):
