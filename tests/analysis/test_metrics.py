@@ -125,6 +125,7 @@ class _Still(AbstractFlow):
         return (state + direction)[0]
 
     log_length = log_growth
+    log_activity = log_growth
 
     def relative_error(self, error, before, after):
         return (error + before + after)[0]

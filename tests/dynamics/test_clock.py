@@ -44,6 +44,7 @@ def test_pace_is_speed_times_the_derivative_of_time():
         log_speed=jnp.asarray(-900.0),
         log_growth=jnp.asarray(2.0),
         log_length=jnp.asarray(3.0),
+        log_activity=jnp.asarray(0.0),
     )
     reading = jnp.asarray(5.0)
     paces = [

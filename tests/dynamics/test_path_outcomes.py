@@ -37,6 +37,9 @@ class LineFlow(AbstractFlow):
         del state
         return jnp.log(jnp.abs(direction[0]))
 
+    def log_activity(self, state, direction):
+        return self.log_length(state, direction)
+
     def log_loss(self, state):
         return -state[0]
 

@@ -128,7 +128,10 @@ def _log_expm1_exp(log_loss):
 
 
 def _over_norm_power(value, log_norm, depth):
-    """Returns value·exp(−(L+1)·log‖θ‖), in two factors so that neither overflows."""
+    """Returns value·exp(−(L+1)·log‖θ‖), as one exponential; NaN at infinite depth."""
     power = jnp.asarray(depth, dtype=log_norm.dtype) + 1
-    half = jnp.exp(-0.5 * power * jnp.where(log_norm == -jnp.inf, 0.0, log_norm))
-    return value * half * half
+    log_norm = jnp.where(log_norm == -jnp.inf, 0.0, log_norm)
+    zero = value == 0
+    log_value = jnp.log(jnp.abs(jnp.where(zero, 1, value)))
+    over = jnp.sign(value) * jnp.exp(log_value - power * log_norm)
+    return jnp.where(jnp.isinf(power), jnp.nan, over)

@@ -12,7 +12,9 @@ Conventions. The reduced flows have K-1 singular values, in the papers' units an
 order of the state. The full flow has K, in falling order: those of the logits with
 every example replaced by its class mean (sqrt(n) times those of the K x K means), so
 that they are `scale_map`'s and `hadamard`'s; its KL, reverse KL and uniform distance
-are over the K-1 largest (P2 section 6).
+are over the K-1 largest (P2 section 6). Those are computed numbers, resolved down to
+K roundings of the largest; smaller ones count as that, so that KL is a lower bound once
+modes have died. (The reduced flow resolves any size.)
 `effective_rank` is that of Z itself (P1 Fig. 2), `mean_effective_rank` that of the
 class means (P1 Figs 5, 9); they agree once features have collapsed. Losses are those of
 the flow: summed over examples for `GradientFlow`, of one example for the reduced flows.
@@ -123,7 +125,10 @@ def _full_metrics(flow: GradientFlow, model: DeepUFM) -> dict[str, Array]:
     values = singular_values(means) * jnp.sqrt(jnp.asarray(flow.per_class, means.dtype))
     feature_means = class_means(model.features, model.num_classes)
     balance = balancedness_defects(model.head, model.hidden, model.features, flow.depth)
-    observed = _spectrum(_log(values[:-1])) | _losses_and_margins(
+    # Below this share of the largest a singular value is rounding: KL and its like are
+    # then lower bounds, taken at the floor.
+    floor = values.shape[0] * jnp.finfo(values.dtype).eps * values[0]
+    observed = _spectrum(_log(jnp.maximum(values[:-1], floor))) | _losses_and_margins(
         flow,
         model,
         jnp.min(margins(logits, labels)),

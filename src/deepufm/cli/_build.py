@@ -14,6 +14,7 @@ def sweep_spec(command: Sweep) -> "SweepSpec":
 
     reduced = command.flow == "reduced"
     options = command.integration
+    _check_used(command, reduced)
     if command.seeds < 1:
         raise ValueError(f"--seeds must be at least 1, but is {command.seeds}.")
     first = command.first_seed
@@ -37,6 +38,15 @@ def sweep_spec(command: Sweep) -> "SweepSpec":
         max_steps=options.max_steps,
         saves=make_saves(options, command.saves),
     )
+
+
+def _check_used(command: Sweep, reduced: bool) -> None:
+    """Refuses options that the chosen flow has no use for."""
+    unused = ("width", "per_class", "plain_std") if reduced else ("uniform",)
+    for name in unused:
+        if getattr(command, name) != getattr(Sweep(), name):
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"{option} means nothing with --flow {command.flow}.")
 
 
 def make_stop(options: Integration, default_time: float):
@@ -124,6 +134,13 @@ def one_member(command: Solve, classes: int):
     from ..models import CrossEntropy, gaussian, hadamard
     from ..sweep import Shape, UniformModesFamily
 
+    if command.start and command.scale is not None:
+        raise ValueError("Give either --start or --scale: a start has its own size.")
+    if command.start and command.num_classes not in (None, classes):
+        raise ValueError(
+            f"--start has K-1 values: {len(command.start)} of them say K = {classes}, "
+            f"not --num-classes {command.num_classes}."
+        )
     key = jax.random.key(command.seed)
     given = jnp.asarray(command.start, float) if command.start else None
     if command.flow == "reduced":
@@ -140,7 +157,7 @@ def one_member(command: Solve, classes: int):
         _, start = UniformModesFamily().member(shape, key, *sizes)
         return flow, start, f"{what}, ‖a(0)‖₁ = {scale:g}, seed {command.seed}"
     depth = 3 if command.depth is None else command.depth
-    if depth != int(depth):
+    if not float(depth).is_integer():
         raise ValueError(
             f"--depth must be a whole number for the full flow, but is {depth}. Only "
             "--flow reduced has real depths."

@@ -41,14 +41,15 @@ def run_sweep_command(command: Sweep) -> int:
     varying = [axis for axis in AXES if len(getattr(spec.grid, axis)) > 1]
     with Progress(total, varying) as progress, _executor(command.workers) as executor:
         failures = run_sweep(spec, store, executor=executor, progress=progress.update)
+    _report_failures(failures)
+    if len(failures) * len(spec.grid.values("seed")) == total:
+        return 1
     dataset = open_sweep(command.out).load()
     print(summarise(dataset).to_string(index=False, float_format="%.4g", na_rep="-"))
     print(f"\n{total} members in {time.perf_counter() - started:.1f} s")
     print(f"results  {command.out}  (xarray.open_zarr)")
-    if len(failures) * len(spec.grid.values("seed")) < total:
-        sweep_figure(dataset, picture)
-        print(f"picture  {picture}")
-    _report_failures(failures)
+    sweep_figure(dataset, picture)
+    print(f"picture  {picture}")
     return int(bool(failures) or bool((dataset.outcome != 1).any()))
 
 

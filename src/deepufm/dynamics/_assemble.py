@@ -23,12 +23,14 @@ def assemble(problem, observe, keep_states, solution, outcome: Outcome) -> Path:
     all members whenever one of them saves.
     """
     (readings, last_readings), (inners, last_inners) = solution.ts, solution.ys
-    saved = jnp.isfinite(readings)
+    written = jnp.isfinite(readings)
+    # The start is saved with the first step; without one it is the last state.
+    saved = written.at[0].set(True)
     saved = saved.at[1:].set(saved[1:] & (readings[1:] > readings[:-1]))
 
     def rows(leaf, last):
         # The last state stands in for rows that were not reached, until masked.
-        kept = jnp.where(_as_rows(saved, leaf), leaf, last)
+        kept = jnp.where(_as_rows(written, leaf), leaf, last)
         return jnp.concatenate([kept, last])
 
     def look(point):
@@ -39,8 +41,8 @@ def assemble(problem, observe, keep_states, solution, outcome: Outcome) -> Path:
         return log_time, observe(problem.flow, log_time, problem.state(inner))
 
     def mask(leaf):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return leaf[:-1]
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            leaf = leaf.astype(float)  # integers have no NaN
         return jnp.where(_as_rows(saved, leaf), leaf[:-1], jnp.nan)
 
     points = None if inners is None else jax.tree.map(rows, inners, last_inners)
@@ -74,7 +76,8 @@ def _as_rows(saved: Bool[Array, " saves"], leaf: Array) -> Array:
 def outcome_of(result: diffrax.RESULTS, awaited: bool, end: RealScalar) -> Outcome:
     """Translates diffrax's result; `awaited`: the stop was an event."""
     results = diffrax.RESULTS
-    done = Outcome.reached
+    # A traced goal may be NaN or lie before the start; nothing was integrated then.
+    done = Outcome.where(jnp.isfinite(end), Outcome.reached, Outcome.non_finite)
     if awaited:
         # Success without the event means the horizon, unless the goal held at once.
         done = Outcome.where(end > 0, Outcome.not_met, Outcome.reached)

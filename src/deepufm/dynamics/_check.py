@@ -3,11 +3,13 @@
 import diffrax
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._types import State, Tracer
 from ._clock import AbstractClock, LogNorm, LogTime
 from ._flow import AbstractFlow
 from ._gradient_flow import GradientFlow
+from ._hadamard_flow import LogitFlow
 from ._saves import SaveEvery
 from ._stop import AbstractStop
 
@@ -32,6 +34,7 @@ def check_solve(
     looked at.
     """
     clock = LogTime() if clock is None else clock
+    _check_kinds(y0, stop, clock, saves)
     flow.check(y0)
     solver = default_solver(flow, clock) if solver is None else solver
     check_options(flow, y0, stop, clock, saves, solver, max_steps)
@@ -56,7 +59,43 @@ def default_solver(flow: AbstractFlow, clock: AbstractClock) -> diffrax.Abstract
     return diffrax.Dopri8()
 
 
+def _check_kinds(y0, stop, clock, saves) -> None:
+    """Names an argument of the wrong kind, where jax would say something odd."""
+    if not isinstance(stop, AbstractStop):
+        raise ValueError(
+            f"Argument `stop` must be a stop such as FinalTime(1e8), but is {stop!r}."
+        )
+    if not isinstance(clock, AbstractClock):
+        raise ValueError(
+            f"Argument `clock` must be a clock such as LogTime(), but is {clock!r}."
+        )
+    if not isinstance(saves, SaveEvery | int | np.integer):
+        raise ValueError(
+            "Argument `saves` must be a whole number or a SaveEvery(step, capacity), "
+            f"but is {saves!r}."
+        )
+    for leaf in jax.tree.leaves(y0):
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                "The start must hold floating-point arrays, but has one of type "
+                f"{dtype or type(leaf).__name__}. Use jnp.asarray(..., float)."
+            )
+
+
+def _check_grows(a) -> None:
+    if not isinstance(a, Tracer) and not (
+        bool(jnp.all(a >= 0)) and bool(jnp.any(a > 0))
+    ):
+        raise ValueError(
+            "`LogNorm` counts the growth of sum |a|, which needs a start with every "
+            "a_i at least 0 and one above it. Use `LogTime` or `ArcLength`."
+        )
+
+
 def checked_rtol(rtol: float | None, flow: AbstractFlow, dtype) -> float:
+    if isinstance(rtol, Tracer):
+        raise ValueError("Argument `rtol` must be a number, not a traced value.")
     floor = 10 * float(jnp.finfo(dtype).eps)
     if rtol is None:
         if dtype != jnp.float64:
@@ -77,6 +116,8 @@ def check_options(flow, y0, stop, clock, saves, solver, max_steps) -> None:
             "`LogNorm` needs a norm that grows for ever, but this flow has a finite "
             "limit (MSE or weight decay). Use `LogTime`."
         )
+    if isinstance(flow, LogitFlow) and isinstance(clock, LogNorm):
+        _check_grows(y0)
     if max_steps < 1:
         raise ValueError(
             f"Argument `max_steps` must be at least 1, but is {max_steps}."
@@ -95,7 +136,7 @@ def check_options(flow, y0, stop, clock, saves, solver, max_steps) -> None:
         fixed = stop.final_reading(flow, clock, y0) is not None
     else:
         fixed = _check_ahead(flow, y0, stop, clock)
-    if isinstance(saves, int):
+    if not isinstance(saves, SaveEvery):
         if saves < 2:
             raise ValueError(
                 "Argument `saves` counts the start and the end: it must be at least 2, "
@@ -112,6 +153,11 @@ def check_options(flow, y0, stop, clock, saves, solver, max_steps) -> None:
 def _check_ahead(flow, y0, stop, clock) -> bool:
     """Refuses a stop behind the start; says whether the clock's end is known."""
     end = stop.final_reading(flow, clock, y0)
+    if end is not None and not isinstance(end, Tracer) and jnp.isinf(end) and end > 0:
+        raise ValueError(
+            f"{type(clock).__name__} cannot show that time: it is beyond the largest "
+            "float. Use `LogTime`."
+        )
     if end is not None and not isinstance(end, Tracer) and not end > 0:
         raise ValueError(_BEHIND.format(stop=type(stop).__name__))
     excess = stop.excess(flow, jnp.asarray(-jnp.inf, jax.tree.leaves(y0)[0].dtype), y0)

@@ -79,6 +79,10 @@ class PhysicalTime(AbstractTimeClock):
 class LogTime(AbstractTimeClock):
     """t = t0·expm1(s), the default: linear in t below `t0`, logarithmic beyond.
 
+    An event at time t is resolved down to about 1e-16·t·log(t/t0). A start so small
+    that its escape is sharper (a(0)^p below about 1e-16, such as 1e-30 at L = 4) ends
+    in `step_underflow`; `LogNorm` and `ArcLength` follow it.
+
     **Arguments:** `t0`, the time unit, positive (1 if not given).
     """
 
@@ -119,7 +123,7 @@ class ArcLength(AbstractStateClock):
     def log_pace(self, reading: RealScalar, motion: Motion) -> RealScalar:
         """Returns minus the log length of the direction."""
         del reading
-        return -motion.log_length
+        return _inverse(motion.log_length)
 
 
 class LogNorm(AbstractStateClock):
@@ -134,4 +138,9 @@ class LogNorm(AbstractStateClock):
     def log_pace(self, reading: RealScalar, motion: Motion) -> RealScalar:
         """Returns minus the log growth that the direction brings."""
         del reading
-        return -motion.log_growth
+        return _inverse(motion.log_growth)
+
+
+def _inverse(log_pace: RealScalar) -> RealScalar:
+    """Returns -log_pace; at rest -inf, so that the clock runs and nothing moves."""
+    return jnp.where(jnp.isneginf(log_pace), -jnp.inf, -log_pace)

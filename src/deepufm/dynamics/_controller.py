@@ -17,6 +17,7 @@ the stop to rounding. What is left for the event to interpolate is next to nothi
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import diffrax
 import equinox as eqx
@@ -62,7 +63,7 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
     pid: diffrax.PIDController
     landings: Float[Array, " saves"]  # ascending readings that steps must end on
     # Of (reading, state): rises through zero at a stop that must be landed on, too.
-    excess: Callable[[RealScalar, PyTree], RealScalar] | None
+    excess: Callable[[Any, PyTree], RealScalar] | None
     # What diffrax's implicit solvers read off a controller for their stage equations.
     rtol: RealScalar
     atol: RealScalar
@@ -74,7 +75,7 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         tolerance: RealScalar,
         landings: Float[Array, " saves"],
         *,
-        excess: Callable[[RealScalar, PyTree], RealScalar] | None = None,
+        excess: Callable[[Any, PyTree], RealScalar] | None = None,
         pcoeff: float = 0.0,
         icoeff: float = 1.0,
     ):

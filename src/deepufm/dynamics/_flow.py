@@ -24,6 +24,7 @@ class Motion(eqx.Module):
     # Logs of what one unit of `direction` brings, `log_speed` left out:
     log_growth: RealScalar  # relative growth of the norm, for `LogNorm`
     log_length: RealScalar  # length of path, for `ArcLength`
+    log_activity: RealScalar  # change of the margins, the unit of elapsed time
 
 
 class AbstractFlow(eqx.Module):
@@ -57,6 +58,15 @@ class AbstractFlow(eqx.Module):
         """Returns the log of the length of path that `direction` brings."""
 
     @abc.abstractmethod
+    def log_activity(self, state: State, direction: State) -> RealScalar:
+        """Returns the log of a pace that is never zero while the flow moves.
+
+        State clocks measure elapsed time in it (`_problem`). It should be that of the
+        relative growth for small states, so that nothing vanishes with their size, and
+        that of the margins for large ones, whose growth sets the time scale.
+        """
+
+    @abc.abstractmethod
     def log_loss(self, state: State) -> RealScalar:
         """Returns the natural logarithm of the loss."""
 
@@ -81,4 +91,5 @@ class AbstractFlow(eqx.Module):
             log_speed=log_speed,
             log_growth=self.log_growth(state, direction),
             log_length=self.log_length(state, direction),
+            log_activity=self.log_activity(state, direction),
         )

@@ -7,7 +7,8 @@ G_l = R H_l^T where H_1 are the features and H_{l+1} = W_l H_l,
 
 Every product but the last has K rows, never nK columns: n times less work than
 propagating the features forward. The scans carry K x d matrices only; the outer
-products of all layers are one batched product.
+products of all layers are one batched product. The direction is divided by its size,
+whose logarithm goes into `log_speed`.
 """
 
 from typing import ClassVar
@@ -48,6 +49,7 @@ class GradientFlow(AbstractFlow):
         self,
         loss: AbstractLoss,
         per_class: int,
+        *,
         depth: RealLike | None = None,
     ):
         if per_class < 1:
@@ -65,7 +67,10 @@ class GradientFlow(AbstractFlow):
 
     def __call__(self, state: DeepUFM) -> tuple[DeepUFM, RealScalar]:
         """Returns (dθ/dt / exp(log_speed), log_speed)."""
+        with jax.default_matmul_precision("highest"):
+            return self._motion(state)
 
+    def _motion(self, state: DeepUFM) -> tuple[DeepUFM, RealScalar]:
         def leftward(left, layer):
             return left @ layer, left
 
@@ -76,15 +81,25 @@ class GradientFlow(AbstractFlow):
         residual, log_speed = self.loss.residual(
             first @ state.features, self.labels(state)
         )
-        gradient = residual @ state.features.T
-        last, gradients = jax.lax.scan(rightward, gradient, state.hidden)
-        hidden = _outer_products(lefts, gradients)
-        direction = DeepUFM(
-            head=last,
-            hidden=self._drop_frozen(hidden),
-            features=first.T @ residual,
+        last, gradients = jax.lax.scan(
+            rightward, residual @ state.features.T, state.hidden
         )
-        return direction, log_speed
+        # Both ends are products of all layers but one, like every block of the
+        # direction. They are zero at rest, but also beside a single layer of zeros.
+        size = jnp.maximum(_largest(first), _largest(last))
+        still = size == 0
+        scale = 1 / jnp.where(still, 1, size)
+        rests = jax.lax.cond(
+            still,
+            lambda: ~jnp.any(self._drop_frozen(_outer_products(lefts, gradients))),
+            lambda: jnp.asarray(False),
+        )
+        direction = DeepUFM(
+            head=scale * last,
+            hidden=self._drop_frozen(scale * _outer_products(lefts, gradients)),
+            features=(scale * first).T @ residual,
+        )
+        return direction, jnp.where(rests, -jnp.inf, log_speed - jnp.log(scale))
 
     def labels(self, state: DeepUFM) -> Labels:
         """Returns the class of each example, (nK,)."""
@@ -114,6 +129,11 @@ class GradientFlow(AbstractFlow):
         """Returns log ‖direction‖_F."""
         del state
         return self.log_norm(direction)
+
+    def log_activity(self, state: DeepUFM, direction: DeepUFM) -> RealScalar:
+        """Returns log of (1 + ‖θ‖)·‖direction‖/‖θ‖."""
+        weight = jax.nn.softplus(self.log_norm(state))
+        return self.log_growth(state, direction) + weight
 
     def log_loss(self, state: DeepUFM) -> RealScalar:
         """Returns the log of the loss summed over all examples."""
@@ -161,12 +181,18 @@ class GradientFlow(AbstractFlow):
                 )
 
     def _drop_frozen(
-        self, hidden: Float[Array, "layers width width"]
-    ) -> Float[Array, "layers width width"]:
+        self, layers: Float[Array, "layers ..."]
+    ) -> Float[Array, "layers ..."]:
         if self.depth is None:
-            return hidden
-        moving = jnp.arange(hidden.shape[0], dtype=self.depth.dtype) < self.depth - 1
-        return jnp.where(moving[:, None, None], hidden, 0)
+            return layers
+        moving = jnp.arange(layers.shape[0], dtype=self.depth.dtype) < self.depth - 1
+        moving = moving.reshape(moving.shape + (1,) * (layers.ndim - 1))
+        return jnp.where(moving, layers, 0)
+
+
+def _largest(x: Float[Array, "classes width"]) -> RealScalar:
+    """Returns the largest magnitude, a constant to differentiation."""
+    return jax.lax.stop_gradient(jnp.max(jnp.abs(x)))
 
 
 # Up to this many classes a sum of K outer products, fused into one pass over the

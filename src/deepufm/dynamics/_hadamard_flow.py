@@ -105,6 +105,11 @@ class HadamardFlow(AbstractFlow):
         reference = jnp.where(jnp.isneginf(largest), 0, largest)
         return reference + log_frobenius_norm(jnp.exp(state - reference) * direction)
 
+    def log_activity(self, state: Modes, direction: Modes) -> RealScalar:
+        """Returns log of (1 + sum of a)·d log(sum of a)/dt."""
+        weight = jax.nn.softplus(self.log_norm(state))
+        return self.log_growth(state, direction) + weight
+
     def log_loss(self, state: Modes) -> RealScalar:
         """Returns log log D: the loss of one example, which the flow descends."""
         return _log_loss(jnp.exp(state))
@@ -171,6 +176,10 @@ class LogitFlow(AbstractFlow):
         """Returns log of the 2-norm of da/dt."""
         del state
         return log_frobenius_norm(direction)
+
+    def log_activity(self, state: Modes, direction: Modes) -> RealScalar:
+        """Returns log of the 2-norm of da/dt: a is of the size of the margins."""
+        return self.log_length(state, direction)
 
     def log_loss(self, state: Modes) -> RealScalar:
         """Returns log log D."""

@@ -16,12 +16,14 @@ class Outcome(eqx.Enumeration):
         "use `LogTime` (long times) or `LogNorm` with an implicit solver (the limit)."
     )
     non_finite = (
-        "Every step gave NaN or inf. Check the state at `path.final` and the clock: "
-        "`LogNorm` needs a norm that grows, `ArcLength` a flow that moves."
+        "Every step gave NaN or inf, or an implicit solver could not solve its stages. "
+        "Check the start, the stop and the state at `path.final`; in float32 an "
+        "implicit solver may need float64."
     )
     step_underflow = (
-        "The step shrank until it no longer moved the clock. Use float64, a looser "
-        "`rtol`, a clock that resolves the scale, or an implicit solver."
+        "The step shrank until it no longer moved the clock. From starts so small that "
+        "their escape is sharper than `LogTime` resolves use `LogNorm` or `ArcLength`; "
+        "otherwise float64 or a looser `rtol`."
     )
     not_met = (
         "The clock ran to its horizon and the stop was never met: it lies beyond what "
@@ -47,7 +49,7 @@ class Path(eqx.Module):
     reading: Float[Array, "*batch saves"]  # clock readings s
     log_time: Float[Array, "*batch saves"]  # log of the flow's own time, -inf at start
     state: State | None  # leading axis `saves`, where states were kept
-    observables: dict[str, Array]  # leading axis `saves`, what `observe` returned
+    observables: dict[str, Array]  # leading axis `saves`; integers as floats, for NaN
     num_saved: Int[Array, "*batch"]
     final: State  # the last state reached, whatever the outcome
     final_log_time: RealScalar

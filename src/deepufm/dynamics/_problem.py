@@ -1,15 +1,18 @@
 """A flow on a clock, as the solver sees it.
 
-The integrated state is (y, x). On state clocks x is the elapsed time in units that keep
-it of order one, x = t·norm/(dt/ds), with
+The integrated state is (y, x). On state clocks x is the elapsed time in the flow's own
+unit, x = t·v with v its activity (`AbstractFlow.log_activity`), so that
 
-    dx/ds = norm + x · d log(norm/(dt/ds))/ds.
+    dx/ds = v·dt/ds + x · d log v/ds.
 
-t itself overflows, and log t is stiff without need: late, x rests at the ratio of the
-norm to the smallest margin while t reaches 10^(10^6). (Without the factor `norm`, x
-falls like 1/norm, and implicit methods lose their order on it: 13,000 steps where 100
-do.) Where y is a logarithm, entries of -inf are held at 0 inside the solver, which
-could not interpolate them, and put back wherever the flow or the user looks.
+t itself overflows, and log t is stiff without need. x is of order one throughout: v is
+the relative growth of a small state, of any size, and the growth of the margins of a
+large one, where x comes to rest while t reaches 10^(10^6). (In units of dt/ds x falls
+like 1/norm late, and implicit methods lose their order on it: 13,000 steps where 200
+do; in units of (dt/ds)/norm it vanishes with a small state on `ArcLength`.)
+
+Where y is a logarithm, entries of -inf are held at 0 inside the solver, which could not
+interpolate them, and put back wherever the flow or the user looks.
 """
 
 from typing import Any
@@ -37,18 +40,18 @@ class Problem(eqx.Module):
         state, elapsed = self.state(inner), inner[1]
         motion = self.flow.motion(state)
         log_pace = self.clock.log_pace(reading, motion)
-        factor = jnp.exp(log_pace)
+        # At rest the direction is 0 and the pace of a clock may be anything: 0·inf.
+        factor = jnp.exp(jnp.minimum(log_pace, jnp.log(jnp.finfo(log_pace.dtype).max)))
         velocity = jax.tree.map(lambda v: factor * v, motion.direction)
         if elapsed is None:
             return velocity, None
 
         def log_unit(state):
-            log_norm = self.flow.log_norm(state)
-            log_rate = self.clock.log_rate(reading, self.flow.motion(state))
-            return log_norm - log_rate, log_norm
+            motion = self.flow.motion(state)
+            return motion.log_speed + motion.log_activity
 
-        _, drift, log_norm = jax.jvp(log_unit, (state,), (velocity,), has_aux=True)
-        return velocity, jnp.exp(log_norm) + elapsed * drift
+        _, drift = jax.jvp(log_unit, (state,), (velocity,))
+        return velocity, jnp.exp(motion.log_activity + log_pace) + elapsed * drift
 
     def state(self, inner: tuple) -> State:
         """Returns the flow's state."""
@@ -63,9 +66,8 @@ class Problem(eqx.Module):
         assert inner is not None
         started = inner[1] > 0
         log_elapsed = jnp.log(jnp.where(started, inner[1], 1))
-        state = self.state(inner)
-        log_rate = self.clock.log_rate(reading, self.flow.motion(state))
-        log_time = log_elapsed + log_rate - self.flow.log_norm(state)
+        motion = self.flow.motion(self.state(inner))
+        log_time = log_elapsed - motion.log_speed - motion.log_activity
         return jnp.where(started, log_time, -jnp.inf)
 
     def relative_error(self, error: tuple, before: tuple, after: tuple) -> RealScalar:

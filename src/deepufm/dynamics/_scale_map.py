@@ -6,11 +6,13 @@ where a are the singular values of the logit matrix under `GradientFlow`, primes
 units of `HadamardFlow`. Times are carried as logarithms: they may be 10^(10^5).
 """
 
+import math
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._types import Modes, RealLike, RealScalar
+from .._types import Modes, RealLike, RealScalar, Tracer
 
 
 class ScaleMap(eqx.Module):
@@ -39,12 +41,20 @@ class ScaleMap(eqx.Module):
 def scale_map(num_classes: int, per_class: int, depth: RealLike) -> ScaleMap:
     """Returns the map between `GradientFlow` and `HadamardFlow` (P1 D.3).
 
-    **Arguments:** K, n and the finite depth L >= 1 of the matrix flow.
+    **Arguments:** K >= 2, n >= 1 and the finite depth L >= 1 of the matrix flow.
+
+    **Raises:** `ValueError` for other values.
 
     !!! example
         units = ufm.scale_map(num_classes=8, per_class=3, depth=2)
         start = jnp.log(units.to_reduced(singular_values))
     """
+    traced = isinstance(depth, Tracer)
+    if num_classes < 2 or per_class < 1 or not (traced or 1 <= depth < math.inf):
+        raise ValueError(
+            "`scale_map` needs num_classes >= 2, per_class >= 1 and a finite depth "
+            f">= 1, but has {num_classes}, {per_class} and {depth}."
+        )
     depth = jnp.asarray(depth, float)
     log_unit = jnp.log(jnp.asarray(num_classes, float)) + 0.5 * jnp.log(
         jnp.asarray(per_class, float)

@@ -16,6 +16,7 @@ from ._clock import AbstractClock, AbstractStateClock, LogTime
 from ._controller import RelativeController
 from ._crossing import FallingCrossing
 from ._flow import AbstractFlow
+from ._gradient_flow import GradientFlow
 from ._path import Path
 from ._problem import Problem, embed
 from ._saves import SaveEvery, save_times
@@ -80,8 +81,9 @@ def solve(
     solver = default_solver(flow, clock) if solver is None else solver
     dtype = jnp.result_type(*jax.tree.leaves(y0))
     rtol = checked_rtol(rtol, flow, dtype)
-    solver = _with_stage_solver(solver, rtol)
-    keep_states = flow.log_state if keep_states is None else keep_states
+    solver = _with_stage_solver(solver, max(rtol, 400 * float(jnp.finfo(dtype).eps)))
+    if keep_states is None:
+        keep_states = not isinstance(flow, GradientFlow)
     adjoint = diffrax.RecursiveCheckpointAdjoint() if adjoint is None else adjoint
     # Strongly typed, or a start like `jnp.full(3, 0.5)` would be compiled for apart.
     y0 = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), y0)

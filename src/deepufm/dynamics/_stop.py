@@ -108,7 +108,8 @@ class FinalNorm(AbstractStop):
     ) -> RealScalar | None:
         """Returns the difference of log norms on `LogNorm` of a reduced flow."""
         if isinstance(clock, LogNorm) and flow.growth_is_exact:
-            return self.log_norm - flow.log_norm(state)
+            log_norm = flow.log_norm(state)
+            return self.log_norm.astype(log_norm.dtype) - log_norm
         return None
 
 

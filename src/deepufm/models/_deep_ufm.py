@@ -53,5 +53,7 @@ class DeepUFM(eqx.Module):
         def multiply(left, layer):
             return left @ layer, None
 
-        left, _ = jax.lax.scan(multiply, self.head, self.hidden, reverse=True)
-        return left @ self.features
+        # Accelerators would else round float32 products to TF32 or bfloat16.
+        with jax.default_matmul_precision("highest"):
+            left, _ = jax.lax.scan(multiply, self.head, self.hidden, reverse=True)
+            return left @ self.features

@@ -12,6 +12,7 @@ alpha_i = sigma_i(Z)^{1/(L+1)} and orthogonal R_l, so W_{l+1}^T W_{l+1} = W_l W_
 import functools
 import numbers
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,9 +68,9 @@ def gaussian(
     spread = std if std is not None else scale / jnp.sqrt(jnp.asarray(width, float))
     return _gaussian(
         key,
-        jnp.asarray(spread, float),
-        jnp.asarray(width),
-        jnp.asarray(depth),
+        _within(jnp.asarray(spread, float), 0, jnp.inf, "scale or std"),
+        _within(jnp.asarray(width), 1, rows, "width"),
+        _within(jnp.asarray(depth), 1, layers, "depth"),
         num_classes,
         num_classes * per_class,
         rows,
@@ -124,6 +125,11 @@ def hadamard(
     num_classes = a.shape[0] + 1
     _check_sizes(num_classes, per_class, width, depth, pad_width, pad_depth, False)
     check_modes("a", a)
+    if not isinstance(a, Tracer) and not bool(jnp.any(a > 0)):
+        raise ValueError(
+            "At least one a_i must be positive: a = 0 is an equilibrium, from which no "
+            "mode grows."
+        )
     left = sylvester_hadamard(num_classes).astype(a.dtype)[:, 1:] / np.sqrt(num_classes)
     right = jnp.repeat(left, per_class, axis=0) / np.sqrt(per_class)
     return _balanced(key, left, a, right, width, depth, pad_width, pad_depth)
@@ -212,6 +218,16 @@ def _rotation(key, layer, width) -> Float[Array, "width width"]:
     return q * signs[None, :]
 
 
+def _within(value, least, most, name: str):
+    """Checks a traced value when it is known; concrete ones were checked before."""
+    if not isinstance(value, Tracer):
+        return value
+    wrong = ~((value >= least) & (value <= most) & (value > 0))
+    return eqx.error_if(
+        value, wrong, f"`{name}` is outside its padding, or not positive"
+    )
+
+
 def _static_size(name: str, size: _Size) -> int:
     if isinstance(size, Tracer):
         raise ValueError(
@@ -242,7 +258,13 @@ def _check_sizes(
     }
     for name, least in smallest.items():
         size = given[name]
-        if not isinstance(size, Tracer) and size < least:
+        if isinstance(size, Tracer):
+            continue
+        if size != int(size):
+            raise ValueError(
+                f"Argument `{name}` must be a whole number, but is {size}."
+            )
+        if size < least:
             raise ValueError(
                 f"Argument `{name}` must be at least {least}, but is {size}."
             )

@@ -61,6 +61,7 @@ def run_sweep(
     own = None
     if executor is None:
         executor = own = ThreadPoolExecutor(os.cpu_count() or 1)
+    cells = {}
     try:
         cells = {executor.submit(run_cell, spec, cell): cell for cell in _ordered(spec)}
         for future in as_completed(cells):
@@ -72,6 +73,11 @@ def run_sweep(
             store.write(cell, future.result())
             if progress is not None:
                 progress(cell, len(spec.grid.values("seed")))
+    except BaseException:
+        # Interrupted: start no other cell, whoever owns the executor.
+        for future in cells:
+            future.cancel()
+        raise
     finally:
         store.close()
         if own is not None:

@@ -53,6 +53,11 @@ class Grid:
                         "Every `scale` must be positive and finite, but one is "
                         f"{value}. At scale 0 nothing moves."
                     )
+                whole = axis in ("scale", "depth") or float(value).is_integer()
+                if not whole:
+                    raise ValueError(
+                        f"Every `{axis}` must be a whole number, but one is {value}."
+                    )
                 if axis != "scale" and not value >= least[axis]:
                     raise ValueError(
                         f"Every `{axis}` must be at least {least[axis]}, but one is "
@@ -121,9 +126,11 @@ class SweepSpec:
         One program serves all depths and widths of a given K and n: a compilation
         costs more than the padding of a grid up to some hundred members.
         """
+        if "width" not in self.family.axes:  # nothing to pad; depth may be infinite
+            return Shape(cell.num_classes, cell.per_class, 1, 1)
         return Shape(
             num_classes=cell.num_classes,
             per_class=cell.per_class,
             width=max(self.grid.values("width")),
-            depth=math.ceil(max(self.grid.values("depth"))),
+            depth=int(max(self.grid.values("depth"))),
         )

@@ -182,21 +182,28 @@ def check_output(path: str | os.PathLike, *, overwrite: bool = False) -> None:
                 f"Output {path} exists already. Choose another with --out, or replace "
                 "it with --overwrite."
             )
-        if path.is_dir() and not _is_store(path):
+        picture = path.suffix == ".png" and path.is_file()
+        if not picture and not _is_store(path):
             raise ValueError(
-                f"Output {path} is a folder that deepufm did not write, and is not "
+                f"Output {path} is something that deepufm did not write, and is not "
                 "overwritten. Choose another with --out."
             )
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         # Permission bits do not tell for every user and file system; writing does.
-        with tempfile.TemporaryFile(dir=path.parent):
+        with tempfile.TemporaryFile(dir=_nearest_folder(path.absolute().parent)):
             pass
     except OSError as error:
         raise ValueError(
             f"Output {path} cannot be written ({error.strerror}). Choose another with "
             "--out."
         ) from None
+
+
+def _nearest_folder(path: FilePath) -> FilePath:
+    """Returns the deepest part of a path that exists: where the rest would be made."""
+    while not path.exists():
+        path = path.parent
+    return path
 
 
 def open_sweep(path: str | os.PathLike) -> xr.Dataset:
