@@ -116,10 +116,12 @@ def read_numbers(name: str, words: tuple[str, ...]) -> tuple[float, ...]:
             else:
                 first, last, *step = map(int, parts)
                 (step,) = step or [1]
-                numbers += range(first, last + (1 if step > 0 else -1), step)
+                if not (values := range(first, last + (1 if step > 0 else -1), step)):
+                    raise ValueError(word)
+                numbers += values
         except (ValueError, OverflowError):
             raise ValueError(
-                f"--{name} takes numbers and ranges such as 1:10 or 1:9:2, but got "
+                f"--{name} takes numbers and ranges such as 1:10 or 10:1:-3, but got "
                 f"{word!r}."
             ) from None
     return tuple(numbers)
@@ -134,6 +136,11 @@ def one_member(command: Solve, classes: int):
     from ..models import CrossEntropy, gaussian, hadamard
     from ..sweep import Shape, UniformModesFamily
 
+    if command.flow == "reduced":
+        for name in ("width", "per_class"):
+            if getattr(command, name) != getattr(Solve(), name):
+                option = "--" + name.replace("_", "-")
+                raise ValueError(f"{option} means nothing with --flow reduced.")
     if command.start and command.scale is not None:
         raise ValueError("Give either --start or --scale: a start has its own size.")
     if command.start and command.num_classes not in (None, classes):

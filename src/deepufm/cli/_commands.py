@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def run_sweep_command(command: Sweep) -> int:
-    picture = command.out.with_suffix(".png")
+    picture = _picture(command.out)
     _check_outputs(command.out, picture, command.overwrite)
     from ..figures import sweep_figure
     from ..sweep import (
@@ -54,7 +54,7 @@ def run_sweep_command(command: Sweep) -> int:
 
 
 def run_solve_command(command: Solve) -> int:
-    picture = command.out.with_suffix(".png")
+    picture = _picture(command.out)
     _check_outputs(command.out, picture, command.overwrite)
     import jax
     import numpy as np
@@ -85,10 +85,12 @@ def run_solve_command(command: Solve) -> int:
         )
     )
     write_path(command.out, path, what, overwrite=command.overwrite)
-    orbit_figure(path, picture, num_classes=classes, title=what)
+    outcome = _outcome_name(path.outcome)
+    title = what if outcome == "reached" else f"{what}  ({outcome})"
+    orbit_figure(path, picture, num_classes=classes, title=title)
     final = {name: np.asarray(v) for name, v in path.final_observables.items()}
     print(what)
-    print(f"outcome         {_outcome_name(path.outcome)}")
+    print(f"outcome         {outcome}")
     print(f"log10 t         {float(path.final_log_time) / np.log(10):.6g}")
     print(f"effective rank  {float(final['effective_rank']):.6g}")
     print(f"KL              {float(final['kl']):.6g}")
@@ -96,14 +98,19 @@ def run_solve_command(command: Solve) -> int:
     print(f"log-loss        {float(final['log_loss']):.6g}")
     print(f"steps           {int(path.stats.num_steps)}")
     print(f"results  {command.out}  (xarray.open_zarr)\npicture  {picture}")
-    return int(_outcome_name(path.outcome) != "reached")
+    return int(outcome != "reached")
+
+
+def _picture(out: Path) -> Path:
+    """Returns where the picture goes: beside the store, `.zarr` replaced by `.png`."""
+    return out.with_name(out.name.removesuffix(".zarr") + ".png")
 
 
 def _check_outputs(out: Path, picture: Path, overwrite: bool) -> None:
     """Refuses outputs before anything heavy is imported or compiled."""
     from ..sweep import check_output
 
-    if picture == out:
+    if out.suffix == ".png":
         raise ValueError(f"--out names the store, not the picture: {out} ends in .png.")
     check_output(out, overwrite=overwrite)
     check_output(picture, overwrite=overwrite)

@@ -5,6 +5,7 @@ progress bar. Plotting and storage are imported when a command runs, not for `--
 """
 
 import difflib
+import os
 import sys
 from dataclasses import fields
 
@@ -37,11 +38,21 @@ def main(arguments: list[str] | None = None) -> int:
             return run_sweep_command(command)
         return run_solve_command(command)
     except ValueError as error:
-        print(f"deepufm {name}: {error}", file=sys.stderr)
+        print(f"deepufm {name}: {_in_options(str(error))}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # The reader left, as `| head` does; results are on disk by then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
-        print(f"deepufm {name}: interrupted; what was written stays.", file=sys.stderr)
-        return 130
+        print(
+            f"deepufm {name}: interrupted; finished grid points stay in {command.out}, "
+            "others read as missing. Start anew with --overwrite.",
+            file=sys.stderr,
+            flush=True,
+        )
+        # Threads that compile or integrate cannot be stopped; nobody waits for them.
+        os._exit(130)
 
 
 def _set_precision(dtype: str) -> None:
@@ -55,7 +66,19 @@ def _unknown_option(word: str, command: type) -> str:
     known = [f.name for f in fields(command) if f.name != "integration"]
     known += [f.name for f in fields(Integration)]
     options = ["--" + name.replace("_", "-") for name in known]
-    near = difflib.get_close_matches(word.split("=")[0], options, n=1)
+    near = difflib.get_close_matches(word.split("=")[0], options, n=1, cutoff=0.7)
     hint = f"Did you mean {near[0]}? " if near else ""
     name = command.__name__.lower()
     return f"unknown option {word}. {hint}See `deepufm {name} --help`."
+
+
+def _in_options(message: str) -> str:
+    """Says in options what the library's messages say in Python."""
+    for python, option in {
+        "`saves=SaveEvery(step, capacity)`": "--save-every",
+        "`FinalTime(log=...)`, the natural logarithm": "--log-final-time",
+        "Use GradientFlow for general K": "Use --flow full for general K",
+        "`bottleneck=True` with `gaussian`": "fewer classes",
+    }.items():
+        message = message.replace(python, option)
+    return message

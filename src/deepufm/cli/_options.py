@@ -20,15 +20,16 @@ class Integration:
     """How members are integrated, and when they are done."""
 
     final_time: float | None = None
-    """Stop at this time t of the flow. [default: 1e8, unless another stop is given]"""
+    """Stop at this time t of the flow. [without any stop: 1e8 (sweep), 1e10 (solve)]"""
     log_final_time: float | None = None
-    """Stop at this natural logarithm of t, for times no float holds (2.3e5: 10^1e5)."""
+    """Stop at this natural logarithm of t, for times no float holds (2303: 1e1000)."""
     final_norm: float | None = None
     """Stop at this norm: of all parameters (full flow), sum of modes (reduced flow)."""
     log_loss: float | None = None
     """Stop when the natural logarithm of the loss has fallen to this."""
     clock: Clock = "log-time"
-    """What steps are taken in. log-time reaches any t; log-norm nears the limit."""
+    """What steps are taken in. log-time: to t of about 1e1000; log-norm: beyond that,
+    towards the limit."""
     solver: Solver = "auto"
     """ODE solver; auto takes the one that the benchmarks found best for the clock."""
     rtol: float | None = None
