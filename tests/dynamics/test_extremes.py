@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import pytest
 from diffrax import Dopri8
@@ -44,6 +45,22 @@ def test_elapsed_time_from_starts_that_underflow(clock, starts):
         assert path.outcome == ufm.Outcome.reached
         expected = log_time_of_two_classes(log_a0, 2.0)
         assert float(path.final_log_time) == pytest.approx(expected, abs=1e-6)
+
+
+def test_an_escape_too_sharp_for_log_time_is_followed_on_a_state_clock():
+    """K = 4, L = 8 from 1e-30 on the DNC ray: t = ∫ (e^{4m} + 3)/(4 m^{16/9}) dm."""
+    edges = [mpmath.mpf(10) ** k for k in (-30, -28, -25, -20, -10, -4, -1, 0)]
+    power = mpmath.mpf(16) / 9
+    expected = mpmath.log(
+        mpmath.quad(lambda m: (mpmath.exp(4 * m) + 3) / (4 * m**power), edges)
+    )
+    flow, start = ufm.HadamardFlow(4, 8.0), jnp.full(3, np.log(1e-30))
+    stop = ufm.FinalNorm(3.0)
+    path = ufm.solve(flow, start, stop=stop, clock=ufm.ArcLength(), saves=FEW)
+    assert path.outcome == ufm.Outcome.reached
+    assert float(path.final_log_time) == pytest.approx(float(expected), abs=1e-8)
+    path = ufm.solve(flow, start, stop=ufm.FinalTime(1e30), saves=2)
+    assert path.outcome == ufm.Outcome.step_underflow
 
 
 def test_logits_of_either_sign_have_one_orbit():
