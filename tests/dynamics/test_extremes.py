@@ -118,6 +118,17 @@ def test_a_model_of_zeros_rests_at_any_time():
     assert not bool(jnp.any(path.final.head))
 
 
+def test_a_model_frozen_by_underflow_is_not_at_rest(key):
+    """Ten factors of 1e-40 are no double: nothing moves, and nothing was reached."""
+    model = ufm.gaussian(
+        key, num_classes=3, per_class=1, width=4, depth=10, scale=1e-40
+    )
+    flow = ufm.GradientFlow(ufm.CrossEntropy(), 1)
+    path = ufm.solve(flow, model, stop=ufm.FinalTime(1e3), saves=2)
+    assert path.outcome == ufm.Outcome.non_finite
+    np.testing.assert_array_equal(path.final.head, model.head)
+
+
 def test_a_single_layer_of_zeros_moves():
     """W_1 = 0 beside full ends: A_1 and G_2 vanish, dW_1/dt = A_2^T G_1 does not."""
     model = ufm.DeepUFM(jnp.eye(3, 4), jnp.zeros((1, 4, 4)), jnp.eye(4, 3))

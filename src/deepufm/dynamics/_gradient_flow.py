@@ -14,6 +14,7 @@ whose logarithm goes into `log_speed`.
 from typing import ClassVar
 
 import equinox as eqx
+import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,17 +90,36 @@ class GradientFlow(AbstractFlow):
         size = jnp.maximum(_largest(first), _largest(last))
         still = size == 0
         scale = 1 / jnp.where(still, 1, size)
-        rests = jax.lax.cond(
-            still,
-            lambda: ~jnp.any(self._drop_frozen(_outer_products(lefts, gradients))),
-            lambda: jnp.asarray(False),
+        # `unvmap_any`: a batch takes the branch only where some member is still.
+        at_rest = jax.lax.cond(
+            eqxi.unvmap_any(still),
+            lambda: self._speed_at_rest(state, lefts, gradients),
+            lambda: jnp.zeros_like(size),
         )
+        at_rest = jnp.where(still, at_rest, 0)
         direction = DeepUFM(
             head=scale * last,
             hidden=self._drop_frozen(scale * _outer_products(lefts, gradients)),
             features=(scale * first).T @ residual,
         )
-        return direction, jnp.where(rests, -jnp.inf, log_speed - jnp.log(scale))
+        return direction, log_speed - jnp.log(scale) + at_rest
+
+    def _speed_at_rest(self, state: DeepUFM, lefts, gradients) -> RealScalar:
+        """Returns what to add to log_speed where both ends of the products are zero.
+
+        0 where a layer between them still moves; -inf at rest; NaN where nothing moves
+        only because the product of the layers is below the smallest float, so that a
+        model frozen by underflow is never taken for one at rest.
+        """
+        moves = jnp.any(self._drop_frozen(_outer_products(lefts, gradients)))
+        hidden = frobenius_norm(state.hidden, axis=(1, 2))
+        frozen = self._drop_frozen(jnp.ones_like(hidden)) == 0
+        ends = [frobenius_norm(state.head), frobenius_norm(state.features)]
+        norms = jnp.concatenate([jnp.where(frozen, 1, hidden), jnp.stack(ends)])
+        logs = jnp.log(jnp.where(norms == 0, 1, norms))
+        tiny = jnp.log(jnp.finfo(norms.dtype).tiny)
+        underflow = jnp.all(norms > 0) & (jnp.sum(logs) - jnp.max(logs) < tiny)
+        return jnp.where(moves, 0, jnp.where(underflow, jnp.nan, -jnp.inf))
 
     def labels(self, state: DeepUFM) -> Labels:
         """Returns the class of each example, (nK,)."""
