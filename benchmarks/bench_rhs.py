@@ -12,7 +12,7 @@ and the one to judge by. Values are checked against each other to 1e-12 first.
 
 Then `GradientFlow` over L and K with both forms of its outer products, A^T G of every
 layer: one batched product (`einsum`), and a sum of K outer products fused into one
-pass (`fused`). `_MAX_FUSED_CLASSES` should be the largest K at which `fused` wins.
+pass (`fused`). `_MAX_FUSED_TERMS` should be the largest K at which `fused` wins.
 
     python benchmarks/bench_rhs.py [--tiny] [--out FILE.json]
 """
@@ -32,7 +32,7 @@ from jax import Array, lax
 import deepufm as ufm
 from deepufm.geometry import psi_matrix
 
-_gradient_flow = importlib.import_module("deepufm.dynamics._gradient_flow")
+_gradient = importlib.import_module("deepufm.dynamics._gradient")
 
 STEP = 1e-9
 AGREEMENT = 1e-12
@@ -169,7 +169,7 @@ def _chain(function: Velocity | None, length: int, state):
 def outer_products(form: str):
     """Makes `GradientFlow` use one form of its outer products while it is traced."""
     limit = {"fused": 10**9, "einsum": 0}[form]
-    with mock.patch.object(_gradient_flow, "_MAX_FUSED_CLASSES", limit):
+    with mock.patch.object(_gradient, "_MAX_FUSED_TERMS", limit):
         yield
 
 
@@ -280,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> dict:
         for row in matrix_case(num_classes, n, d, depth, True, budget / 4)
     ]
     show("Outer products", {"form": _cell("form")} | sizes | _TIMES | ratio, forms)
-    limit, library = fused_limit(forms), _gradient_flow._MAX_FUSED_CLASSES
+    limit, library = fused_limit(forms), _gradient._MAX_FUSED_TERMS
     print(f"fused is best up to K = {limit}; the library switches at {library}")
 
     reduced = [

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from deepufm.analysis import (
-    class_labels,
     logit_margin,
     logit_margin_from_log,
     margins,
@@ -37,10 +36,6 @@ def labels():
 def margins_by_hand(logits, labels):
     columns = zip(logits.T, labels, strict=True)
     return [z[y] - max(np.delete(z, y)) for z, y in columns]
-
-
-def test_class_labels_are_in_order(labels):
-    assert class_labels(4, 3).tolist() == labels.tolist()
 
 
 def test_margins_are_gaps_to_the_best_other_class(logits, labels):

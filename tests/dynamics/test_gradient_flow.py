@@ -13,10 +13,10 @@ import pytest
 
 import deepufm as ufm
 from deepufm import CrossEntropy, DeepUFM, GradientFlow, Outcome
-from deepufm.dynamics._gradient_flow import _MAX_FUSED_CLASSES
+from deepufm.dynamics._gradient import _MAX_FUSED_TERMS
 
 # Sums of outer products up to this many classes, a batched product beyond.
-MANY = _MAX_FUSED_CLASSES + 1
+MANY = _MAX_FUSED_TERMS + 1
 
 LAYERS = ("head", "hidden", "features")
 

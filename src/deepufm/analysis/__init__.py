@@ -13,7 +13,6 @@ from ._collapse import (
     residual_energy as residual_energy,
 )
 from ._margin import (
-    class_labels as class_labels,
     logit_margin as logit_margin,
     logit_margin_from_log as logit_margin_from_log,
     margins as margins,

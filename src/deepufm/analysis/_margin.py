@@ -24,11 +24,6 @@ from ..geometry import psi_matvec
 from ._spectrum import unit
 
 
-def class_labels(num_classes: int, per_class: int) -> Labels:
-    """Returns 0,…,0,1,…,1,…: classes in order, `per_class` examples of each."""
-    return jnp.repeat(jnp.arange(num_classes), per_class)
-
-
 def margins(logits: Logits, labels: Labels) -> Float[Array, " examples"]:
     """Returns z_y − max_{k≠y} z_k for every example.
 

@@ -12,14 +12,20 @@ from ._clock import (
 )
 from ._flow import AbstractFlow as AbstractFlow, Motion as Motion
 from ._gradient_flow import GradientFlow as GradientFlow
-from ._hadamard_flow import (
-    HadamardFlow as HadamardFlow,
-    LogitFlow as LogitFlow,
-    log_modes as log_modes,
+from ._hadamard_flow import HadamardFlow as HadamardFlow, log_modes as log_modes
+from ._layerwise_flow import (
+    AbstractLayerwiseFlow as AbstractLayerwiseFlow,
+    LayerwiseHadamardFlow as LayerwiseHadamardFlow,
+    LayerwiseMSEFlow as LayerwiseMSEFlow,
+    layer_modes as layer_modes,
+    mse_targets as mse_targets,
 )
+from ._logit_flow import LogitFlow as LogitFlow, LogitMatrixFlow as LogitMatrixFlow
 from ._path import Outcome as Outcome, Path as Path, SolveStats as SolveStats
 from ._saves import SaveEvery as SaveEvery
 from ._scale_map import ScaleMap as ScaleMap, scale_map as scale_map
+from ._schedule import PiecewiseConstant as PiecewiseConstant
+from ._sigmoidal_flow import SigmoidalFlow as SigmoidalFlow
 from ._solve import solve as solve
 from ._stop import (
     AbstractStop as AbstractStop,

@@ -9,7 +9,7 @@ from .._types import State, Tracer
 from ._clock import AbstractClock, LogNorm, LogTime
 from ._flow import AbstractFlow
 from ._gradient_flow import GradientFlow
-from ._hadamard_flow import LogitFlow
+from ._logit_flow import LogitFlow
 from ._saves import SaveEvery
 from ._stop import AbstractStop
 

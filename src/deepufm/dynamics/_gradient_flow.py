@@ -1,14 +1,12 @@
 """Gradient flow of the full model in every parameter (P1 eqs. 37-38).
 
-With left products A_l = W_L ... W_l (A_{L+1} = I), the residual R = -dL/dZ, and
-G_l = R H_l^T where H_1 are the features and H_{l+1} = W_l H_l,
+    dθ/dt = -∇L(θ) - λθ,
 
-    dW_l/dt = A_{l+1}^T G_l,   G_{l+1} = G_l W_l^T,   dH_1/dt = A_1^T R.
-
-Every product but the last has K rows, never nK columns: n times less work than
-propagating the features forward. The scans carry K x d matrices only; the outer
-products of all layers are one batched product. The direction is divided by its size,
-whose logarithm goes into `log_speed`.
+the loss summed over examples. The gradient comes from `_gradient` in factors; the
+direction is divided by its size, whose logarithm goes into `log_speed`, beside the
+factor that the loss takes out of its residual. Weight decay joins by the logarithm of
+the sum of both speeds: late in training λθ is the larger by any power, and the
+direction stays of ordinary size.
 """
 
 from typing import ClassVar
@@ -20,98 +18,137 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._types import Labels, RealLike, RealScalar, Tracer
+from .._types import Labels, Logits, RealLike, RealScalar, Tracer
 from ..geometry import frobenius_norm, log_frobenius_norm
-from ..models import AbstractLoss, DeepUFM
+from ..models import (
+    AbstractActivation,
+    AbstractLoss,
+    ClassSizes,
+    DeepUFM,
+    class_labels,
+    class_sizes,
+)
 from ._flow import AbstractFlow
+from ._gradient import Factors, activated_factors, linear_factors
+from ._schedule import PiecewiseConstant, at_time
 
 
 class GradientFlow(AbstractFlow):
-    """dθ/dt = -∇L(θ) for a `DeepUFM` (P1 eq. 38), the loss summed over examples.
+    """dθ/dt = -∇L(θ) - λθ for a `DeepUFM` (P1 eq. 38), the loss summed over examples.
 
     The norm is the Frobenius norm of all parameters. `LogNorm` advances by
-    ‖dθ‖/‖θ‖, since the norm itself falls at first from most Gaussian starts.
+    ‖dθ‖/‖θ‖, since the norm itself falls at first from most Gaussian starts. `log_loss`
+    is that of the data; the penalty λ‖θ‖²/2 is not in it.
 
     **Arguments:**
 
     - `loss`: an `AbstractLoss`.
-    - `per_class`: n; the features hold n columns a class, classes in order.
+    - `per_class`: n, or the class sizes (n_1, ..., n_K); the features hold that many
+        columns a class, classes in order.
+    - `weight_decay`: λ >= 0, or a `PiecewiseConstant` of the flow's time.
     - `depth`: the true depth L where the model is padded (may be traced). Hidden layers
         from the L-th on are then frozen, and count in no norm and no error estimate.
+    - `activation`: what stands after W_1 ... W_{L-1} (P1 App. B); `None` is linear.
+
+    **Raises:** `ValueError` for a class without examples, or a negative λ.
+
+    !!! example
+        flow = ufm.GradientFlow(ufm.CrossEntropy(), (5, 5, 1), activation=ufm.ReLU())
     """
 
     loss: AbstractLoss
-    per_class: int = eqx.field(static=True)
+    per_class: ClassSizes = eqx.field(static=True)
+    weight_decay: RealScalar | PiecewiseConstant | None  # `None` is none at all
     depth: RealScalar | None
+    activation: AbstractActivation | None
     growth_is_exact: ClassVar[bool] = False
     log_state: ClassVar[bool] = False
 
     def __init__(
         self,
         loss: AbstractLoss,
-        per_class: int,
+        per_class: ClassSizes,
+        weight_decay: RealLike | PiecewiseConstant = 0.0,
         *,
         depth: RealLike | None = None,
+        activation: AbstractActivation | None = None,
     ):
-        if per_class < 1:
-            raise ValueError(
-                f"Argument `per_class` must be at least 1, but is {per_class}."
-            )
+        if not isinstance(per_class, int | np.integer):
+            per_class = class_sizes(len(per_class), per_class)
+        else:
+            (per_class,) = class_sizes(1, per_class)
         self.loss = loss
         self.per_class = per_class
+        self.weight_decay = _checked_decay(weight_decay)
         self.depth = None if depth is None else jnp.asarray(depth, float)
+        self.activation = activation
 
     @property
     def norm_diverges(self) -> bool:
-        """Whether the loss has no finite minimiser."""
-        return self.loss.norm_diverges
+        """Whether the loss has no finite minimiser, and nothing decays the weights."""
+        return self.loss.norm_diverges and self.weight_decay is None
+
+    def at(self, log_time: RealScalar) -> "GradientFlow":
+        """Returns the flow with the weight decay of log t, which is then constant."""
+        flow = at_time(self, log_time)
+        assert isinstance(flow, GradientFlow)
+        return flow
 
     def __call__(self, state: DeepUFM) -> tuple[DeepUFM, RealScalar]:
         """Returns (dθ/dt / exp(log_speed), log_speed)."""
+        if isinstance(self.weight_decay, PiecewiseConstant):
+            raise ValueError(
+                "A flow whose weight decay changes with time has no one speed at a "
+                "state. Use `flow.at(log_time)(state)`; `solve` does so by itself."
+            )
         with jax.default_matmul_precision("highest"):
-            return self._motion(state)
+            factors, log_speed = self._factors(state)
+            direction, log_speed = self._scaled(state, factors, log_speed)
+        if self.weight_decay is None:
+            return direction, log_speed
+        return self._with_decay(state, direction, log_speed)
 
-    def _motion(self, state: DeepUFM) -> tuple[DeepUFM, RealScalar]:
-        def leftward(left, layer):
-            return left @ layer, left
+    def _factors(self, state: DeepUFM) -> tuple[Factors, RealScalar]:
+        labels = self.labels(state)
 
-        def rightward(gradient, layer):
-            return gradient @ layer.T, gradient
+        def residual(logits):
+            return self.loss.residual(logits, labels)
 
-        first, lefts = jax.lax.scan(leftward, state.head, state.hidden, reverse=True)
-        residual, log_speed = self.loss.residual(
-            first @ state.features, self.labels(state)
-        )
-        last, gradients = jax.lax.scan(
-            rightward, residual @ state.features.T, state.hidden
-        )
+        if self.activation is None:
+            return linear_factors(state, residual)
+        return activated_factors(state, residual, self.activation, self.depth)
+
+    def _scaled(
+        self, state: DeepUFM, factors: Factors, log_scale: RealScalar
+    ) -> tuple[DeepUFM, RealScalar]:
+        """Divides the gradient by its size, and adds the size's log to the speed."""
         # Both ends are products of all layers but one, like every block of the
         # direction. They are zero at rest, but also beside a single layer of zeros.
-        size = jnp.maximum(_largest(first), _largest(last))
+        size = jnp.maximum(_largest(factors.first), _largest(factors.head))
         still = size == 0
         scale = 1 / jnp.where(still, 1, size)
         # `unvmap_any`: a batch takes the branch only where some member is still.
         at_rest = jax.lax.cond(
             eqxi.unvmap_any(still),
-            lambda: self._speed_at_rest(state, lefts, gradients),
+            lambda: self._speed_at_rest(state, factors),
             lambda: jnp.zeros_like(size),
         )
         at_rest = jnp.where(still, at_rest, 0)
-        direction = DeepUFM(
-            head=scale * last,
-            hidden=self._drop_frozen(scale * _outer_products(lefts, gradients)),
-            features=(scale * first).T @ residual,
+        direction = factors.blocks(scale)
+        direction = eqx.tree_at(
+            lambda d: d.hidden, direction, self._drop_frozen(direction.hidden)
         )
-        return direction, log_speed - jnp.log(scale) + at_rest
+        return direction, log_scale - jnp.log(scale) + at_rest
 
-    def _speed_at_rest(self, state: DeepUFM, lefts, gradients) -> RealScalar:
+    def _speed_at_rest(self, state: DeepUFM, factors: Factors) -> RealScalar:
         """Returns what to add to log_speed where both ends of the products are zero.
 
         0 where a layer between them still moves; -inf at rest; NaN where nothing moves
         only because the product of the layers is below the smallest float, so that a
         model frozen by underflow is never taken for one at rest.
         """
-        moves = jnp.any(self._drop_frozen(_outer_products(lefts, gradients)))
+        one = jnp.ones((), state.head.dtype)
+        moves = jnp.any(self._drop_frozen(factors.blocks(one).hidden))
         hidden = frobenius_norm(state.hidden, axis=(1, 2))
         frozen = self._drop_frozen(jnp.ones_like(hidden)) == 0
         ends = [frobenius_norm(state.head), frobenius_norm(state.features)]
@@ -121,9 +158,33 @@ class GradientFlow(AbstractFlow):
         underflow = jnp.all(norms > 0) & (jnp.sum(logs) - jnp.max(logs) < tiny)
         return jnp.where(moves, 0, jnp.where(underflow, jnp.nan, -jnp.inf))
 
+    def _with_decay(
+        self, state: DeepUFM, direction: DeepUFM, log_speed: RealScalar
+    ) -> tuple[DeepUFM, RealScalar]:
+        """Adds -λθ to exp(log_speed)·direction, both in units of the faster one."""
+        assert isinstance(self.weight_decay, jax.Array)
+        rate = self.weight_decay.astype(log_speed.dtype)
+        positive = rate > 0
+        log_rate = jnp.where(positive, jnp.log(jnp.where(positive, rate, 1)), -jnp.inf)
+        # A gradient below the smallest float (NaN) is nothing beside the decay.
+        lost = jnp.isnan(log_speed) & positive
+        log_speed = jnp.where(lost, -jnp.inf, log_speed)
+        log_decay = log_rate + self.log_norm(state)
+        total = jnp.logaddexp(log_speed, log_decay)
+        still = jnp.isneginf(total)
+        unit = jnp.where(still, 0, total)
+        pull, decay = jnp.exp(log_speed - unit), jnp.exp(log_rate - unit)
+        moving = eqx.tree_at(lambda s: s.hidden, state, self._drop_frozen(state.hidden))
+        combined = jax.tree.map(lambda d, x: pull * d - decay * x, direction, moving)
+        return combined, total
+
+    def logits(self, state: DeepUFM) -> Logits:
+        """Returns Z, (K, examples), of this flow's activation and depth."""
+        return state.logits(self.activation, self.depth)
+
     def labels(self, state: DeepUFM) -> Labels:
-        """Returns the class of each example, (nK,)."""
-        return jnp.asarray(np.repeat(np.arange(state.num_classes), self.per_class))
+        """Returns the class of each example, (examples,)."""
+        return class_labels(state.num_classes, self.per_class)
 
     def true_depth(self, state: DeepUFM) -> RealScalar:
         """Returns L, without padding."""
@@ -157,7 +218,7 @@ class GradientFlow(AbstractFlow):
 
     def log_loss(self, state: DeepUFM) -> RealScalar:
         """Returns the log of the loss summed over all examples."""
-        return self.loss.log_loss(state.logits(), self.labels(state))
+        return self.loss.log_loss(self.logits(state), self.labels(state))
 
     def relative_error(
         self, error: DeepUFM, before: DeepUFM, after: DeepUFM
@@ -177,7 +238,7 @@ class GradientFlow(AbstractFlow):
                 f"{type(state).__name__}. Build one with `gaussian`, `hadamard` or "
                 "`balanced`."
             )
-        examples = state.num_classes * self.per_class
+        examples = sum(class_sizes(state.num_classes, self.per_class))
         if state.features.shape != (state.width, examples):
             raise ValueError(
                 f"With K = {state.num_classes} and per_class = {self.per_class} the "
@@ -210,27 +271,21 @@ class GradientFlow(AbstractFlow):
         return jnp.where(moving, layers, 0)
 
 
-def _largest(x: Float[Array, "classes width"]) -> RealScalar:
+def _largest(x: Float[Array, "..."]) -> RealScalar:
     """Returns the largest magnitude, a constant to differentiation."""
     return jax.lax.stop_gradient(jnp.max(jnp.abs(x)))
 
 
-# Up to this many classes a sum of K outer products, fused into one pass over the
-# output, beats a batched matrix product, whose inner dimension is too short to pay for
-# its packing (benchmarks/bench_rhs.py: a whole right-hand side takes 263 against 338 us
-# at K = 10, d = 100, L = 8; they are level at K = 32 to 48, and it loses from 64 on).
-_MAX_FUSED_CLASSES = 32
-
-
-def _outer_products(
-    lefts: Float[Array, "layers classes width"],
-    gradients: Float[Array, "layers classes width"],
-) -> Float[Array, "layers width width"]:
-    """Returns A^T G for every layer at once."""
-    num_classes = lefts.shape[1]
-    if num_classes > _MAX_FUSED_CLASSES:
-        return jnp.einsum("lkd,lke->lde", lefts, gradients)
-    total = lefts[:, 0, :, None] * gradients[:, 0, None, :]
-    for k in range(1, num_classes):
-        total = total + lefts[:, k, :, None] * gradients[:, k, None, :]
-    return total
+def _checked_decay(decay) -> RealScalar | PiecewiseConstant | None:
+    """Returns λ as an array or a schedule, `None` where it is zero for ever."""
+    values = decay.values if isinstance(decay, PiecewiseConstant) else decay
+    array = jnp.asarray(values, float)
+    if not isinstance(array, Tracer):
+        if not bool(jnp.all((array >= 0) & jnp.isfinite(array))):
+            raise ValueError(
+                f"Argument `weight_decay` must be finite and at least 0, but is "
+                f"{np.asarray(array)}."
+            )
+        if not bool(jnp.any(array > 0)):
+            return None
+    return decay if isinstance(decay, PiecewiseConstant) else array

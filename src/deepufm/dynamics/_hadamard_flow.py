@@ -1,9 +1,8 @@
-"""The reduced flows of the K-1 logit singular values (P1 eq. 6, P2 eq. 9 and Thm 6).
+"""The reduced flow of the K-1 logit singular values (P1 eq. 6, P2 eq. 9).
 
 With margins m = Psi a, b = Psi exp(-m) and D = 1 + sum exp(-m),
 
-    HadamardFlow:  d log a_i/dt = (b_i/D) a_i^p,   p = (L-1)/(L+1),   state log a
-    LogitFlow:     d a_i/dt     =  b_i/D                              state a
+    d log a_i/dt = (b_i/D) a_i^p,   p = (L-1)/(L+1),   state log a,
 
 in the papers' absorbed units: for n examples a class, a and t of the matrix flow are
 brought to these by `scale_map`. The smallest margin m_0 is factored out,
@@ -54,9 +53,9 @@ class HadamardFlow(AbstractFlow):
     log_state: ClassVar[bool] = True
 
     def __init__(self, num_classes: int, depth: RealLike):
-        _check_num_classes(num_classes)
+        check_num_classes(num_classes)
         self.num_classes = num_classes
-        self.depth = _checked_depth(depth)
+        self.depth = checked_depth(depth)
 
     def __call__(self, state: Modes) -> tuple[Modes, RealScalar]:
         """Returns (d log a/dt / exp(log_speed), log_speed)."""
@@ -67,17 +66,14 @@ class HadamardFlow(AbstractFlow):
         reference = jnp.where(any_alive, largest, 0)
         log_a = jnp.where(alive, state, reference)
         power = self.power(state.dtype)
-        log_speed, b = _scaled_rates(jnp.where(alive, jnp.exp(log_a), 0))
+        log_speed, b = scaled_rates(jnp.where(alive, jnp.exp(log_a), 0))
         direction = jnp.where(alive, b * jnp.exp(power * (log_a - reference)), 0)
         log_speed = log_speed + power * reference
         return direction, jnp.where(any_alive, log_speed, -jnp.inf)
 
     def power(self, dtype=None) -> RealScalar:
         """Returns p = (L-1)/(L+1), 1 at infinite depth."""
-        depth = self.depth if dtype is None else self.depth.astype(dtype)
-        finite = jnp.isfinite(depth)
-        safe = jnp.where(finite, depth, 1)
-        return jnp.where(finite, (safe - 1) / (safe + 1), 1)
+        return depth_power(self.depth if dtype is None else self.depth.astype(dtype))
 
     def log_rates(self, state: Modes) -> Modes:
         """Returns log(d log a_i/dt) for every mode, with no underflow between modes.
@@ -97,7 +93,7 @@ class HadamardFlow(AbstractFlow):
 
     def log_growth(self, state: Modes, direction: Modes) -> RealScalar:
         """Returns log of sum_i a-hat_i direction_i, that is d log(sum a)/dt."""
-        return _log(jnp.sum(jax.nn.softmax(state) * direction))
+        return log_or_zero(jnp.sum(jax.nn.softmax(state) * direction))
 
     def log_length(self, state: Modes, direction: Modes) -> RealScalar:
         """Returns log of the 2-norm of da/dt."""
@@ -112,7 +108,7 @@ class HadamardFlow(AbstractFlow):
 
     def log_loss(self, state: Modes) -> RealScalar:
         """Returns log log D: the loss of one example, which the flow descends."""
-        return _log_loss(jnp.exp(state))
+        return log_loss_of(jnp.exp(state))
 
     def relative_error(self, error: Modes, before: Modes, after: Modes) -> RealScalar:
         """Returns the largest error of a log singular value, its own relative error."""
@@ -121,7 +117,7 @@ class HadamardFlow(AbstractFlow):
 
     def check(self, state: Modes) -> None:
         """Checks the number of modes and that a(0) is no NaN, infinite or negative."""
-        _check_count(state, self.num_classes)
+        check_count(state, self.num_classes)
         if isinstance(state, Tracer):
             return
         values = np.asarray(state)
@@ -139,68 +135,14 @@ class HadamardFlow(AbstractFlow):
             )
 
 
-class LogitFlow(AbstractFlow):
-    """Gradient flow on the logits themselves, depth 0 (P2 Thm 6).
-
-    The state is a, (K-1,), linear and of either sign. For K = 2 the margin m = 2a is
-    that of logistic regression, m' = 4/(1 + e^m). Norm, path and loss as in
-    `HadamardFlow`.
-
-    **Arguments:** `num_classes` K, a power of two (`ValueError` otherwise).
-    """
-
-    num_classes: int = eqx.field(static=True)
-    norm_diverges: ClassVar[bool] = True
-    growth_is_exact: ClassVar[bool] = True
-    log_state: ClassVar[bool] = False
-
-    def __init__(self, num_classes: int):
-        _check_num_classes(num_classes)
-        self.num_classes = num_classes
-
-    def __call__(self, state: Modes) -> tuple[Modes, RealScalar]:
-        """Returns (da/dt / exp(log_speed), log_speed)."""
-        log_speed, b = _scaled_rates(state)
-        return b, log_speed
-
-    def log_norm(self, state: Modes) -> RealScalar:
-        """Returns log of the sum of |a|."""
-        return _log(jnp.sum(jnp.abs(state)))
-
-    def log_growth(self, state: Modes, direction: Modes) -> RealScalar:
-        """Returns log of d log(sum |a|)/dt; NaN while negative entries shrink it."""
-        growth = jnp.sum(jnp.sign(state) * direction)
-        return _log(growth) - self.log_norm(state)
-
-    def log_length(self, state: Modes, direction: Modes) -> RealScalar:
-        """Returns log of the 2-norm of da/dt."""
-        del state
-        return log_frobenius_norm(direction)
-
-    def log_activity(self, state: Modes, direction: Modes) -> RealScalar:
-        """Returns log of the 2-norm of da/dt: a is of the size of the margins."""
-        return self.log_length(state, direction)
-
-    def log_loss(self, state: Modes) -> RealScalar:
-        """Returns log log D."""
-        return _log_loss(state)
-
-    def relative_error(self, error: Modes, before: Modes, after: Modes) -> RealScalar:
-        """Returns the largest error over the largest entry: a is one block."""
-        size = jnp.maximum(jnp.max(jnp.abs(before)), jnp.max(jnp.abs(after)))
-        worst = jnp.max(jnp.abs(error))
-        return jnp.where(worst == 0, 0, worst / size)
-
-    def check(self, state: Modes) -> None:
-        """Checks the number of modes and that they are finite."""
-        _check_count(state, self.num_classes)
-        if isinstance(state, Tracer):
-            return
-        if not np.all(np.isfinite(np.asarray(state))):
-            raise ValueError("The state of `LogitFlow` is a, and must be finite.")
+def depth_power(depth: RealScalar) -> RealScalar:
+    """Returns p = (L-1)/(L+1), 1 at infinite depth."""
+    finite = jnp.isfinite(depth)
+    safe = jnp.where(finite, depth, 1)
+    return jnp.where(finite, (safe - 1) / (safe + 1), 1)
 
 
-def _scaled_rates(a: Modes) -> tuple[RealScalar, Modes]:
+def scaled_rates(a: Modes) -> tuple[RealScalar, Modes]:
     """Returns (-m_0 - log D, Psi e), so that b/D = exp(first)·second."""
     margins = psi_matvec(a)
     smallest = jnp.min(margins)
@@ -219,16 +161,16 @@ def _log_b(a: Modes) -> tuple[Modes, RealScalar]:
     return log_b, jax.nn.softplus(jax.nn.logsumexp(-margins))
 
 
-def _log_loss(a: Modes) -> RealScalar:
+def log_loss_of(a: Modes) -> RealScalar:
     return log_softplus(jax.nn.logsumexp(-psi_matvec(a)))
 
 
-def _log(x: RealScalar) -> RealScalar:
+def log_or_zero(x: RealScalar) -> RealScalar:
     """Log with -inf, and no infinite derivative, at zero; NaN below."""
     return jnp.where(x == 0, -jnp.inf, jnp.log(jnp.where(x == 0, 1, x)))
 
 
-def _check_num_classes(num_classes: int) -> None:
+def check_num_classes(num_classes: int) -> None:
     if num_classes < 2 or num_classes & (num_classes - 1):
         raise ValueError(
             "Argument `num_classes` must be a power of two, at least 2, for the "
@@ -236,7 +178,7 @@ def _check_num_classes(num_classes: int) -> None:
         )
 
 
-def _checked_depth(depth) -> RealScalar:
+def checked_depth(depth) -> RealScalar:
     array = jnp.asarray(depth, float)
     if isinstance(array, Tracer):
         return eqx.error_if(array, ~(array >= 1), "`depth` must be at least 1.")
@@ -248,7 +190,7 @@ def _checked_depth(depth) -> RealScalar:
     return array
 
 
-def _check_count(state, num_classes: int) -> None:
+def check_count(state, num_classes: int) -> None:
     if getattr(state, "shape", None) != (num_classes - 1,):
         raise ValueError(
             f"The reduced flow of K = {num_classes} classes has K-1 modes: the state "

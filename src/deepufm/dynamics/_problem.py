@@ -46,12 +46,13 @@ class Problem(eqx.Module):
         if elapsed is None:
             return velocity, None
 
-        def log_unit(state):
-            motion = self.flow.motion(state)
-            return motion.log_speed + motion.log_activity
-
-        _, drift = jax.jvp(log_unit, (state,), (velocity,))
+        _, drift = jax.jvp(self.log_unit, (state,), (velocity,))
         return velocity, jnp.exp(motion.log_activity + log_pace) + elapsed * drift
+
+    def log_unit(self, state: State) -> RealScalar:
+        """Returns log v, the flow's activity in its own time: x = t·v."""
+        motion = self.flow.motion(state)
+        return motion.log_speed + motion.log_activity
 
     def state(self, inner: tuple) -> State:
         """Returns the flow's state."""
@@ -66,8 +67,7 @@ class Problem(eqx.Module):
         assert inner is not None
         started = inner[1] > 0
         log_elapsed = jnp.log(jnp.where(started, inner[1], 1))
-        motion = self.flow.motion(self.state(inner))
-        log_time = log_elapsed - motion.log_speed - motion.log_activity
+        log_time = log_elapsed - self.log_unit(self.state(inner))
         return jnp.where(started, log_time, -jnp.inf)
 
     def relative_error(self, error: tuple, before: tuple, after: tuple) -> RealScalar:
@@ -82,12 +82,20 @@ class Problem(eqx.Module):
         return jnp.maximum(worst, ratio)
 
 
-def embed(flow, clock, y0) -> tuple[Problem, tuple]:
-    """Returns the problem and the state its vector field is integrated from."""
-    dtype = jnp.result_type(*jax.tree.leaves(y0))
-    held, inner = None, y0
+def embed(flow, clock, state, log_time=None) -> tuple[Problem, tuple]:
+    """Returns the problem and what its vector field is integrated from.
+
+    **Arguments:** `log_time`, log t at `state`; the start, t = 0, if `None`.
+    """
+    dtype = jnp.result_type(*jax.tree.leaves(state))
+    held, inner = None, state
     if flow.log_state:
-        held = jnp.isneginf(y0)
-        inner = jnp.where(held, 0, y0)
-    elapsed = jnp.zeros((), dtype) if isinstance(clock, AbstractStateClock) else None
-    return Problem(flow, clock, held), (inner, elapsed)
+        held = jnp.isneginf(state)
+        inner = jnp.where(held, 0, state)
+    problem = Problem(flow, clock, held)
+    if not isinstance(clock, AbstractStateClock):
+        return problem, (inner, None)
+    elapsed = jnp.zeros((), dtype)
+    if log_time is not None:
+        elapsed = jnp.exp(log_time + problem.log_unit(state))
+    return problem, (inner, elapsed)

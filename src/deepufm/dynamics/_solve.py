@@ -1,4 +1,4 @@
-"""`solve`: one flow on one clock to one stop. The only caller of `diffeqsolve`."""
+"""`solve`: one flow on one clock to one stop."""
 
 from typing import Any
 
@@ -7,19 +7,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optimistix as optx
-from jaxtyping import PyTree
 
 from .._types import State
-from ._assemble import Observe, assemble, outcome_of
+from ._assemble import Observe, assemble
 from ._check import check_solve, checked_rtol, default_solver
-from ._clock import AbstractClock, AbstractStateClock, LogTime
-from ._controller import RelativeController
-from ._crossing import FallingCrossing
+from ._clock import AbstractClock, LogTime
 from ._flow import AbstractFlow
 from ._gradient_flow import GradientFlow
+from ._leg import Method, follow
 from ._path import Path
-from ._problem import Problem, embed
-from ._saves import SaveEvery, save_times
+from ._saves import SaveEvery
 from ._stop import AbstractStop
 
 
@@ -81,85 +78,27 @@ def solve(
     solver = default_solver(flow, clock) if solver is None else solver
     dtype = jnp.result_type(*jax.tree.leaves(y0))
     rtol = checked_rtol(rtol, flow, dtype)
-    solver = _with_stage_solver(solver, max(rtol, 400 * float(jnp.finfo(dtype).eps)))
+    floor = 400 * float(jnp.finfo(dtype).eps)
     if keep_states is None:
         keep_states = not isinstance(flow, GradientFlow)
-    adjoint = diffrax.RecursiveCheckpointAdjoint() if adjoint is None else adjoint
     # Strongly typed, or a start like `jnp.full(3, 0.5)` would be compiled for apart.
     y0 = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), y0)
-    return _solve(
-        flow, y0, stop, clock, saves, observe, keep_states, solver,
-        jnp.asarray(rtol, dtype), max_steps, adjoint,
-    )  # fmt: skip
+    method = Method(
+        stop=stop,
+        clock=clock,
+        saves=saves,
+        solver=_with_stage_solver(solver, max(rtol, floor)),
+        rtol=jnp.asarray(rtol, dtype),
+        max_steps=max_steps,
+        adjoint=diffrax.RecursiveCheckpointAdjoint() if adjoint is None else adjoint,
+        wants_states=keep_states or observe is not None,
+    )
+    return _solve(flow, y0, method, observe, keep_states)
 
 
 @eqx.filter_jit
-def _solve(
-    flow, y0, stop, clock, saves, observe, keep_states, solver, rtol, max_steps, adjoint
-) -> Path:
-    problem, inner = embed(flow, clock, y0)
-    dtype = jnp.result_type(*jax.tree.leaves(y0))
-    start = jnp.zeros((), dtype)
-    end = stop.final_reading(flow, clock, y0)
-    event = excess = None
-    if end is None:
-        excess = _excess(problem, stop)
-        event = _event(excess)
-        behind = stop.excess(flow, jnp.asarray(-jnp.inf, dtype), y0) >= 0
-        end = jnp.where(behind, 0, clock.horizon)
-    end = jnp.maximum(end.astype(dtype), start)
-    times = save_times(saves, end)
-
-    # Time clocks know log t from the reading; nothing else may be wanted of a state.
-    needed = keep_states or observe is not None or isinstance(clock, AbstractStateClock)
-    saved = diffrax.SubSaveAt(ts=times, fn=_state if needed else _nothing)
-    solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(problem.vector_field),
-        solver,
-        t0=start,
-        t1=end,
-        dt0=None,
-        y0=inner,
-        saveat=diffrax.SaveAt(subs=[saved, diffrax.SubSaveAt(t1=True)]),
-        stepsize_controller=RelativeController(
-            problem.relative_error,
-            rtol,
-            times,
-            excess=excess,
-            **_pid_coefficients(solver),
-        ),
-        adjoint=adjoint,
-        event=event,
-        max_steps=max_steps,
-        throw=False,
-    )
-    outcome = outcome_of(solution.result, event is not None, end)
-    return assemble(problem, observe, keep_states, solution, outcome)
-
-
-def _excess(problem: Problem, stop: AbstractStop):
-    def excess(t, y):
-        return stop.excess(problem.flow, problem.log_time(t, y), problem.state(y))
-
-    return excess
-
-
-def _event(excess) -> diffrax.Event:
-    def shortfall(t, y, args, **kwargs):
-        del args, kwargs
-        # diffrax wants events in the default type, also of a float32 state.
-        return -excess(t, y).astype(float)
-
-    return diffrax.Event(shortfall, FallingCrossing(), direction=False)
-
-
-def _state(t, y, args) -> PyTree:
-    del t, args
-    return y
-
-
-def _nothing(t, y, args) -> None:
-    del t, y, args
+def _solve(flow, y0, method: Method, observe, keep_states: bool) -> Path:
+    return assemble(flow, follow(flow, y0, method), observe, keep_states)
 
 
 def _with_stage_solver(solver: diffrax.AbstractSolver, rtol: float):
@@ -179,10 +118,3 @@ def _with_stage_solver(solver: diffrax.AbstractSolver, rtol: float):
     kappa: Any = jnp.asarray(0.01 * rtol)
     finder = optx.Chord(rtol=1.0, atol=1.0, kappa=kappa)
     return eqx.tree_at(lambda s: s.root_finder, solver, finder)
-
-
-def _pid_coefficients(solver: diffrax.AbstractSolver) -> dict[str, float]:
-    """PI control for explicit methods, which run at their stability limit late on."""
-    if isinstance(solver, diffrax.AbstractImplicitSolver):
-        return {}
-    return {"pcoeff": 0.2, "icoeff": 0.4}

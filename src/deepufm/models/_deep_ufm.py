@@ -7,9 +7,11 @@ one example; classes come in order, n examples each; `hidden[l-1]` is W_l, so
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._types import Logits
+from .._types import Logits, RealScalar
+from ._activations import AbstractActivation
 
 
 class DeepUFM(eqx.Module):
@@ -47,13 +49,57 @@ class DeepUFM(eqx.Module):
         """L, the number of linear layers after the features, padding included."""
         return self.hidden.shape[-3] + 1
 
-    def logits(self) -> Logits:
-        """Returns Z, (K, nK), multiplied from the left: every product has K rows."""
+    def logits(
+        self,
+        activation: AbstractActivation | None = None,
+        depth: RealScalar | None = None,
+    ) -> Logits:
+        """Returns Z, (K, examples).
 
-        def multiply(left, layer):
-            return left @ layer, None
+        **Arguments:**
 
+        - `activation`: what stands between the layers (P1 App. B: after W_1 ...
+            W_{L-1}, not on the features); `None` for the linear model, which is
+            multiplied from the left, so that every product has K rows.
+        - `depth`: the true depth L of a padded model, whose padding is not activated.
+            The linear model need not know it.
+        """
         # Accelerators would else round float32 products to TF32 or bfloat16.
         with jax.default_matmul_precision("highest"):
-            left, _ = jax.lax.scan(multiply, self.head, self.hidden, reverse=True)
-            return left @ self.features
+            if activation is None:
+                left, _ = jax.lax.scan(
+                    lambda left, layer: (left @ layer, None),
+                    self.head,
+                    self.hidden,
+                    reverse=True,
+                )
+                return left @ self.features
+            last, _, _ = propagate(self, activation, depth)
+            return self.head @ last
+
+
+def propagate(
+    model: DeepUFM, activation: AbstractActivation, depth: RealScalar | None
+) -> tuple[
+    Float[Array, "width examples"],
+    Float[Array, "layers width examples"],
+    Float[Array, "layers width examples"],
+]:
+    """Returns the head's input, the input H_l of every hidden layer, and its gates.
+
+    Gates are the activation's derivatives; those of frozen layers are 1.
+    """
+
+    def forward(inputs, layer_and_index):
+        layer, index = layer_and_index
+        outputs = layer @ inputs
+        gates = activation.gate(outputs)
+        if depth is not None:
+            gates = jnp.where(index < depth - 1, gates, 1)
+        return gates * outputs, (inputs, gates)
+
+    indices = jnp.arange(model.hidden.shape[0], dtype=model.head.dtype)
+    last, (inputs, gates) = jax.lax.scan(
+        forward, model.features, (model.hidden, indices)
+    )
+    return last, inputs, gates

@@ -7,6 +7,7 @@ each column. With s = log sum_k e^{g_k},
     loss = softplus(s),  p_k = exp(g_k - softplus(s)),  1 - p_y = exp(-softplus(-s)),
 
 so nothing is ever subtracted from one, and the gaps are blind to a shift of all logits.
+The squared error (P2 section 2) has the residual Y - Z itself.
 """
 
 import abc
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from .._types import Labels, Logits, RealScalar
+from ..geometry import log_frobenius_norm
 
 
 def log_softplus(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -79,6 +81,33 @@ class CrossEntropy(AbstractLoss):
         """Returns log of the sum over examples of log(1 + sum_k e^{z_k - z_y})."""
         _, _, log_odds = _off_class(logits, labels)
         return jax.nn.logsumexp(log_softplus(log_odds))
+
+
+class MSE(AbstractLoss):
+    """Half the squared error ‖Y - Z‖_F²/2, summed over examples (P2 section 2, eq. 4).
+
+    The minimiser Z = Y is finite, so norms converge and `LogNorm` is refused.
+    """
+
+    norm_diverges: ClassVar[bool] = False
+
+    def residual(self, logits: Logits, labels: Labels) -> tuple[Logits, RealScalar]:
+        """Returns (R, log_scale) with Y - Z = exp(log_scale)·R; at Z = Y (0, -inf)."""
+        error = _one_hot(logits, labels) - logits
+        largest = jax.lax.stop_gradient(jnp.max(jnp.abs(error)))
+        at_rest = largest == 0
+        scale = jnp.where(at_rest, 1, largest)
+        return error / scale, jnp.where(at_rest, -jnp.inf, jnp.log(scale))
+
+    def log_loss(self, logits: Logits, labels: Labels) -> RealScalar:
+        """Returns log of ‖Y - Z‖_F²/2, -inf at the minimum."""
+        error = _one_hot(logits, labels) - logits
+        return 2 * log_frobenius_norm(error) - jnp.log(2.0).astype(logits.dtype)
+
+
+def _one_hot(logits: Logits, labels: Labels) -> Logits:
+    own = jnp.arange(logits.shape[0])[:, None] == labels[None, :]
+    return own.astype(logits.dtype)
 
 
 def _off_class(

@@ -1,0 +1,149 @@
+"""Modes that grow independently, each along a sigmoid of its own.
+
+    d a_i/dt = c a_i^{2L/(L+1)} (s_i - a_i),   state log a,
+
+in two roles: the squared error from balanced layers (P2 section 2; Saxe et al. 2014),
+with c = L+1 and s the singular values of Y, in the matrix flow's units; and the
+linearised regime of cross-entropy, ‖a‖_1 << 1 (P1 Thm 4.4, P2 Thm 5), with c = s = 1 in
+the reduced flow's units. The exact solution is `mode_time`'s and `mode_value`'s.
+"""
+
+import math
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._types import Modes, RealLike, RealScalar, Tracer
+from ..geometry import log_frobenius_norm
+from ..models import ClassSizes
+from ._flow import AbstractFlow
+from ._hadamard_flow import checked_depth, depth_power
+from ._layerwise_flow import mse_targets
+
+
+class SigmoidalFlow(AbstractFlow):
+    """d a_i/dt = c a_i^{2L/(L+1)} (s_i - a_i).
+
+    The state is `log_a`, (modes,); -inf is a mode that stays zero. The norm is the
+    1-norm of a; the loss is Σ(s_i - a_i)²/2, of all modes together.
+
+    **Arguments:**
+
+    - `depth`: L, any real number >= 1 or inf; may be traced.
+    - `target`: s > 0, one number or one a mode.
+    - `rate`: c > 0.
+
+    **Raises:** `ValueError` for a depth below 1, or a target or rate that is not
+    positive.
+
+    !!! example
+        flow = ufm.SigmoidalFlow.mse(num_classes=10, per_class=5, depth=2)
+        path = ufm.solve(flow, jnp.full(10, -20.0), stop=ufm.FinalTime(1e5))
+    """
+
+    depth: RealScalar
+    target: RealScalar | Modes
+    rate: RealScalar
+    norm_diverges: ClassVar[bool] = False
+    growth_is_exact: ClassVar[bool] = True
+    log_state: ClassVar[bool] = True
+
+    def __init__(
+        self, depth: RealLike, target: RealLike | Modes = 1.0, rate: RealLike = 1.0
+    ):
+        self.depth = checked_depth(depth)
+        self.target = _positive("target", target)
+        self.rate = _positive("rate", rate)
+
+    @classmethod
+    def mse(
+        cls, num_classes: int, per_class: ClassSizes, depth: RealLike
+    ) -> "SigmoidalFlow":
+        """Returns the K modes of `MSE` from balanced layers, in the matrix units."""
+        depth = checked_depth(depth)
+        return cls(depth, mse_targets(num_classes, per_class), depth + 1)
+
+    @classmethod
+    def linearised(cls, depth: RealLike) -> "SigmoidalFlow":
+        """Returns cross-entropy near the origin (P1 Thm 4.4), in reduced units.
+
+        Relative to `HadamardFlow` the rates are wrong by O(‖a‖_1²).
+        """
+        return cls(depth)
+
+    def __call__(self, state: Modes) -> tuple[Modes, RealScalar]:
+        """Returns (d log a/dt / exp(log_speed), log_speed)."""
+        alive = ~jnp.isneginf(state)
+        largest = jnp.max(state)
+        any_alive = ~jnp.isneginf(largest)
+        reference = jnp.where(any_alive, largest, 0)
+        log_a = jnp.where(alive, state, reference)
+        power = depth_power(self.depth.astype(state.dtype))
+        error = self.target.astype(state.dtype) - jnp.exp(log_a)
+        direction = jnp.where(alive, error * jnp.exp(power * (log_a - reference)), 0)
+        log_speed = jnp.log(self.rate.astype(state.dtype)) + power * reference
+        return direction, jnp.where(any_alive, log_speed, -jnp.inf)
+
+    def log_norm(self, state: Modes) -> RealScalar:
+        """Returns log of the sum of a."""
+        return jax.nn.logsumexp(state)
+
+    def log_growth(self, state: Modes, direction: Modes) -> RealScalar:
+        """Returns log of d log(sum a)/dt; NaN while it falls."""
+        growth = jnp.sum(jax.nn.softmax(state) * direction)
+        still = growth == 0
+        return jnp.where(still, -jnp.inf, jnp.log(jnp.where(still, 1, growth)))
+
+    def log_length(self, state: Modes, direction: Modes) -> RealScalar:
+        """Returns log of the 2-norm of da/dt."""
+        largest = jnp.max(state)
+        reference = jnp.where(jnp.isneginf(largest), 0, largest)
+        return reference + log_frobenius_norm(jnp.exp(state - reference) * direction)
+
+    def log_activity(self, state: Modes, direction: Modes) -> RealScalar:
+        """Returns log of (1 + sum of a)·(path length of log a): a stays finite."""
+        return jax.nn.softplus(self.log_norm(state)) + log_frobenius_norm(direction)
+
+    def log_loss(self, state: Modes) -> RealScalar:
+        """Returns log of Σ(s_i - a_i)²/2."""
+        error = self.target.astype(state.dtype) - jnp.exp(state)
+        return 2 * log_frobenius_norm(error) - math.log(2)
+
+    def relative_error(self, error: Modes, before: Modes, after: Modes) -> RealScalar:
+        """Returns the largest error of a log singular value, its own relative error."""
+        del before, after
+        return jnp.max(jnp.abs(error))
+
+    def check(self, state: Modes) -> None:
+        """Checks the number of modes and that a(0) is no NaN or infinite."""
+        if getattr(state, "ndim", None) != 1:
+            raise ValueError(
+                "The state of `SigmoidalFlow` is log a, one entry a mode, but has "
+                f"shape {getattr(state, 'shape', type(state).__name__)}."
+            )
+        if self.target.ndim and self.target.shape != state.shape:
+            raise ValueError(
+                f"The flow has {self.target.shape[0]} targets, but the state "
+                f"{state.shape[0]} modes."
+            )
+        if isinstance(state, Tracer):
+            return
+        values = np.asarray(state)
+        if np.any(np.isnan(values) | (values == np.inf)) or np.all(values == -np.inf):
+            raise ValueError(
+                "The state of `SigmoidalFlow` is log a, with every a_i finite and at "
+                f"least one positive, but is {values}."
+            )
+
+
+def _positive(name: str, value):
+    array = jnp.asarray(value, float)
+    if isinstance(array, Tracer):
+        return array
+    if not bool(jnp.all((array > 0) & jnp.isfinite(array))):
+        raise ValueError(
+            f"Argument `{name}` must be positive and finite, but is {value}."
+        )
+    return array
