@@ -20,6 +20,14 @@ from ._margin import (
     smoothed_parameter_margin as smoothed_parameter_margin,
 )
 from ._metrics import metrics as metrics
+from ._mirror import (
+    energy as energy,
+    energy_gradient as energy_gradient,
+    inverse_mirror_map as inverse_mirror_map,
+    mirror_map as mirror_map,
+    mirror_potential as mirror_potential,
+    replicator as replicator,
+)
 from ._spectrum import (
     effective_rank as effective_rank,
     effective_rank_from_log as effective_rank_from_log,

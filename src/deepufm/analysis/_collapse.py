@@ -1,7 +1,8 @@
 """Distances to deep neural collapse, to Hadamard singular vectors, and to balancedness.
 
 Logits are K × nK: column k is one example, classes in order, n examples each (n = 1 for
-mean logits). The target is S ⊗ 1_nᵀ, with S = I − 11ᵀ/K the simplex ETF.
+mean logits). The target is S ⊗ 1_nᵀ, with S = I − 11ᵀ/K the simplex ETF. With classes
+of unequal size, given as `per_class`, every column of S stands n_c times.
 
 The first group sees the logits' direction only, so that any scale of Z, from 1e-300 to
 1e300, gives the same value; a zero matrix counts as Z/‖Z‖ = 0. Distances are taken from
@@ -14,29 +15,39 @@ W_0 = H_1 (P1 Def. 2.1, eq. 2). At a collapsed direction the normalised ones van
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from .._types import Logits, Modes, RealLike, RealScalar, SquareMatrix
 from ..geometry import simplex_etf, sylvester_hadamard
+from ..models import ClassSizes, class_labels, class_sizes
 from ._spectrum import log_relative_modes, nuclear_norm, rescaled, unit
 
 
 def class_means(
-    matrix: Float[Array, "rows examples"], num_classes: int
+    matrix: Float[Array, "rows examples"],
+    num_classes: int,
+    per_class: ClassSizes | None = None,
 ) -> Float[Array, "rows classes"]:
-    """Returns the average of each class's n columns, classes in order.
+    """Returns the average of each class's columns, classes in order.
 
-    **Raises:** `ValueError` unless the columns divide evenly among the classes.
+    **Arguments:** `per_class` n or (n_1, ..., n_K); read off the shape if `None`.
+
+    **Raises:** `ValueError` unless the columns divide evenly among the classes, or as
+    `per_class` says.
     """
-    per_class = _per_class(matrix, num_classes)
-    grouped = jnp.reshape(matrix, (matrix.shape[0], num_classes, per_class))
-    return jnp.mean(grouped, axis=-1)
+    sizes = _sizes(matrix, num_classes, per_class)
+    if len(set(sizes)) == 1:
+        grouped = jnp.reshape(matrix, (matrix.shape[0], num_classes, sizes[0]))
+        return jnp.mean(grouped, axis=-1)
+    groups = jnp.split(matrix, np.cumsum(sizes)[:-1], axis=1)
+    return jnp.stack([jnp.mean(group, axis=1) for group in groups], axis=1)
 
 
-def etf_distance(logits: Logits) -> RealScalar:
+def etf_distance(logits: Logits, per_class: ClassSizes | None = None) -> RealScalar:
     """Returns M = ‖Z/‖Z‖_F − T/‖T‖_F‖_F² with T = S ⊗ 1_nᵀ.
 
-    **Arguments:** `logits` Z, (K, nK); n is read off the shape.
+    **Arguments:** `logits` Z, (K, examples); `per_class` as in `class_means`.
 
     **Returns:** a number from 0 (collapsed) over 2 (orthogonal) to 4; 1 for Z = 0.
 
@@ -45,22 +56,28 @@ def etf_distance(logits: Logits) -> RealScalar:
     **Reference:** P1 eq. 61; M̃ of P2 B.3.2.
     """
     num_classes = logits.shape[0]
-    per_class = _per_class(logits, num_classes)
-    target = jnp.repeat(simplex_etf(num_classes), per_class, axis=1)
-    target = target.astype(logits.dtype) / ((num_classes - 1) * per_class) ** 0.5
+    sizes = _sizes(logits, num_classes, per_class)
+    target = simplex_etf(num_classes)[:, class_labels(num_classes, sizes)]
+    # Each column of S has squared norm (K-1)/K.
+    norm = ((num_classes - 1) * (sum(sizes) / num_classes)) ** 0.5
+    target = target.astype(logits.dtype) / norm
     return jnp.sum((unit(logits) - target) ** 2)
 
 
-def etf_distance_from_log(log_a: Modes) -> RealScalar:
+def etf_distance_from_log(log_a: Modes, signs: Modes | None = None) -> RealScalar:
     """Returns `etf_distance` of Z = Φ diag(0, a) Φᵀ, Σ(a_i/‖a‖₂ − 1/√(K−1))².
 
-    **Arguments:** `log_a`, u = log a; −inf is a dead mode.
+    **Arguments:** `log_a`, u = log |a|; −inf is a dead mode; `signs` of a, all positive
+    if `None`.
 
     **Returns:** the distance, of full relative accuracy even where it is 1e-30; 1 if
     every mode is dead.
     """
     # a_i/‖a‖₂ = exp(δ_i/2)/√(K−1), δ = log(a²/mean(a²)).
-    return jnp.mean(jnp.expm1(0.5 * log_relative_modes(2 * log_a)) ** 2)
+    half = 0.5 * log_relative_modes(2 * log_a)
+    if signs is None:
+        return jnp.mean(jnp.expm1(half) ** 2)
+    return jnp.mean(jnp.where(signs < 0, -jnp.exp(half) - 1, jnp.expm1(half)) ** 2)
 
 
 def alignment(matrix: SquareMatrix) -> RealScalar:
@@ -82,14 +99,14 @@ def alignment(matrix: SquareMatrix) -> RealScalar:
     return _root(jnp.sum((scaled / jnp.where(norm == 0, 1.0, norm) - target) ** 2))
 
 
-def residual_energy(logits: Logits) -> RealScalar:
+def residual_energy(logits: Logits, per_class: ClassSizes | None = None) -> RealScalar:
     """Returns ‖Z − U(UᵀZV)Vᵀ‖_F/‖Z‖_F, the share of Z outside the signal subspace.
 
     U spans 1⊥, and V the class-constant vectors in 1⊥, in any bases: UUᵀ subtracts
     each column's mean, VVᵀ averages over each class and subtracts each row's mean.
     Rotated singular vectors inside these spaces do not count: `off_diagonal_energy`.
 
-    **Arguments:** `logits` Z, (K, nK), any K; n is read off the shape.
+    **Arguments:** `logits` Z, (K, examples), any K; `per_class` as in `class_means`.
 
     **Returns:** a number from 0 to 1; 0 for Z = 0.
 
@@ -98,12 +115,13 @@ def residual_energy(logits: Logits) -> RealScalar:
     **Reference:** P2 E.1.
     """
     num_classes = logits.shape[0]
-    per_class = _per_class(logits, num_classes)
+    sizes = _sizes(logits, num_classes, per_class)
     direction = unit(logits)
-    signal = class_means(direction, num_classes)
+    signal = class_means(direction, num_classes, sizes)
     signal = signal - jnp.mean(signal, axis=0, keepdims=True)
-    signal = signal - jnp.mean(signal, axis=1, keepdims=True)
-    return _root(jnp.sum((direction - jnp.repeat(signal, per_class, axis=1)) ** 2))
+    columns = signal[:, class_labels(num_classes, sizes)]
+    columns = columns - jnp.mean(columns, axis=1, keepdims=True)
+    return _root(jnp.sum((direction - columns) ** 2))
 
 
 def off_diagonal_energy(
@@ -250,15 +268,24 @@ def _largest_norm(matrices):
     return _root(jnp.max(jnp.sum(matrices**2, axis=(1, 2))))
 
 
-def _per_class(matrix, num_classes):
+def _sizes(matrix, num_classes, per_class) -> tuple[int, ...]:
+    """Returns the class sizes that the columns of `matrix` have."""
+    if per_class is not None:
+        sizes = class_sizes(num_classes, per_class)
+        if sum(sizes) != matrix.shape[1]:
+            raise ValueError(
+                f"Argument `per_class` = {per_class} makes {sum(sizes)} examples of "
+                f"{num_classes} classes, but there are {matrix.shape[1]} columns."
+            )
+        return sizes
     per_class, rest = divmod(matrix.shape[1], num_classes)
     if rest or not per_class:
         raise ValueError(
             "Columns must be n examples of each class, classes in order, but "
             f"{matrix.shape[1]} columns are no multiple of {num_classes} classes. For "
-            "classes of unequal size take the class means first."
+            "classes of unequal size give `per_class`, one number a class."
         )
-    return per_class
+    return (per_class,) * num_classes
 
 
 def _product(x, y):

@@ -10,9 +10,19 @@ from ._clock import (
     LogTime as LogTime,
     PhysicalTime as PhysicalTime,
 )
+from ._comparison import (
+    FlowComparison as FlowComparison,
+    compare_with_flow as compare_with_flow,
+)
+from ._descent import Descent as Descent, descend as descend
 from ._flow import AbstractFlow as AbstractFlow, Motion as Motion
 from ._gradient_flow import GradientFlow as GradientFlow
-from ._hadamard_flow import HadamardFlow as HadamardFlow, log_modes as log_modes
+from ._hadamard_flow import (
+    HadamardFlow as HadamardFlow,
+    checked_depth as checked_depth,
+    depth_power as depth_power,
+    log_modes as log_modes,
+)
 from ._layerwise_flow import (
     AbstractLayerwiseFlow as AbstractLayerwiseFlow,
     LayerwiseHadamardFlow as LayerwiseHadamardFlow,
@@ -33,3 +43,9 @@ from ._stop import (
     FinalTime as FinalTime,
     LogLossBelow as LogLossBelow,
 )
+from ._training import (
+    P1_FIGURE_3 as P1_FIGURE_3,
+    P2_FIGURE_2 as P2_FIGURE_2,
+    Training as Training,
+)
+from ._zeroth_order import zeroth_order_solution as zeroth_order_solution

@@ -136,7 +136,7 @@ class GradientFlow(AbstractFlow):
         at_rest = jnp.where(still, at_rest, 0)
         direction = factors.blocks(scale)
         direction = eqx.tree_at(
-            lambda d: d.hidden, direction, self._drop_frozen(direction.hidden)
+            lambda d: d.hidden, direction, self.drop_frozen(direction.hidden)
         )
         return direction, log_scale - jnp.log(scale) + at_rest
 
@@ -148,9 +148,9 @@ class GradientFlow(AbstractFlow):
         model frozen by underflow is never taken for one at rest.
         """
         one = jnp.ones((), state.head.dtype)
-        moves = jnp.any(self._drop_frozen(factors.blocks(one).hidden))
+        moves = jnp.any(self.drop_frozen(factors.blocks(one).hidden))
         hidden = frobenius_norm(state.hidden, axis=(1, 2))
-        frozen = self._drop_frozen(jnp.ones_like(hidden)) == 0
+        frozen = self.drop_frozen(jnp.ones_like(hidden)) == 0
         ends = [frobenius_norm(state.head), frobenius_norm(state.features)]
         norms = jnp.concatenate([jnp.where(frozen, 1, hidden), jnp.stack(ends)])
         logs = jnp.log(jnp.where(norms == 0, 1, norms))
@@ -174,7 +174,7 @@ class GradientFlow(AbstractFlow):
         still = jnp.isneginf(total)
         unit = jnp.where(still, 0, total)
         pull, decay = jnp.exp(log_speed - unit), jnp.exp(log_rate - unit)
-        moving = eqx.tree_at(lambda s: s.hidden, state, self._drop_frozen(state.hidden))
+        moving = eqx.tree_at(lambda s: s.hidden, state, self.drop_frozen(state.hidden))
         combined = jax.tree.map(lambda d, x: pull * d - decay * x, direction, moving)
         return combined, total
 
@@ -194,7 +194,7 @@ class GradientFlow(AbstractFlow):
 
     def layer_norms(self, state: DeepUFM) -> Float[Array, " blocks"]:
         """Returns the Frobenius norms of H_1, W_1 ... W_L; 0 for frozen layers."""
-        hidden = frobenius_norm(self._drop_frozen(state.hidden), axis=(1, 2))
+        hidden = frobenius_norm(self.drop_frozen(state.hidden), axis=(1, 2))
         ends = [frobenius_norm(state.features)[None], frobenius_norm(state.head)[None]]
         return jnp.concatenate([ends[0], hidden, ends[1]])
 
@@ -261,7 +261,7 @@ class GradientFlow(AbstractFlow):
                     f"The model's {name} must be finite, but holds NaN or inf."
                 )
 
-    def _drop_frozen(
+    def drop_frozen(
         self, layers: Float[Array, "layers ..."]
     ) -> Float[Array, "layers ..."]:
         if self.depth is None:

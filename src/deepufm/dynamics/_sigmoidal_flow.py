@@ -5,7 +5,8 @@
 in two roles: the squared error from balanced layers (P2 section 2; Saxe et al. 2014),
 with c = L+1 and s the singular values of Y, in the matrix flow's units; and the
 linearised regime of cross-entropy, ‖a‖_1 << 1 (P1 Thm 4.4, P2 Thm 5), with c = s = 1 in
-the reduced flow's units. The exact solution is `mode_time`'s and `mode_value`'s.
+the reduced flow's units. The exact solution is at hand, in closed form for the time to
+a value, and by its inversion (closed at L = 1) for the value at a time.
 """
 
 import math
@@ -21,6 +22,7 @@ from ..models import ClassSizes
 from ._flow import AbstractFlow
 from ._hadamard_flow import checked_depth, depth_power
 from ._layerwise_flow import mse_targets
+from ._sigmoid import log_sigmoid_time, log_sigmoid_value
 
 
 class SigmoidalFlow(AbstractFlow):
@@ -72,6 +74,67 @@ class SigmoidalFlow(AbstractFlow):
         Relative to `HadamardFlow` the rates are wrong by O(‖a‖_1²).
         """
         return cls(depth)
+
+    def solution(self, start: Modes, log_time: RealLike) -> Modes:
+        """Returns log a at log t, exactly, from log a(0) = `start`.
+
+        **Arguments:** `start` (modes,), below the targets; a dead mode (-inf) stays so;
+        `log_time` natural log of t, -inf for the start itself.
+
+        **Returns:** log a, (modes,), NaN for a mode that starts at or above its target.
+        An escape is as sharp as (a(0)/s)^p of its time: where that is below 1e-16, no
+        log t is fine enough to tell the values on the way up apart.
+        """
+        power, log_target, log_unit = self._constants(start)
+        log_tau = jnp.asarray(log_time, start.dtype) - log_unit
+        log_tau = jnp.broadcast_to(log_tau, start.shape)
+        dead = jnp.isneginf(start)
+        log_y0 = jnp.where(dead, -1, start - log_target)
+        log_y = jax.vmap(log_sigmoid_value, in_axes=(0, 0, None))(
+            log_tau, log_y0, power
+        )
+        return jnp.where(dead, -jnp.inf, log_target + log_y)
+
+    def log_time_to(self, start: Modes, end: Modes) -> Modes:
+        """Returns log of the time that each mode takes from `start` to `end`.
+
+        **Arguments:** log a, (modes,), with start <= end below the targets.
+
+        **Returns:** natural logarithms, -inf where start = end, NaN out of that order.
+        """
+        power, log_target, log_unit = self._constants(start)
+        log_tau = jax.vmap(log_sigmoid_time, in_axes=(0, 0, None))(
+            end - log_target, start - log_target, power
+        )
+        return log_tau + log_unit
+
+    def log_escape_time(self, start: Modes, fraction: RealLike = 0.5) -> Modes:
+        """Returns log of the time that each mode takes to `fraction` of its target.
+
+        To leading order in a(0) it is log(f/(1-f)·s/a(0))/(c s) at L = 1, so that all
+        small modes escape at about one time, and a(0)^{-p}/(p c s), p = (L-1)/(L+1),
+        deeper, which sets them apart by a power of their size: the rich get richer
+        (P1 section 4.3).
+
+        **Arguments:** `start` log a(0), (modes,); `fraction` in (0, 1).
+
+        **Raises:** `ValueError` for another fraction.
+        """
+        if not isinstance(fraction, Tracer) and not 0 < fraction < 1:
+            raise ValueError(
+                f"Argument `fraction` must lie between 0 and 1, but is {fraction}."
+            )
+        end = jnp.log(self.target) + jnp.log(jnp.asarray(fraction, float))
+        end = jnp.broadcast_to(end.astype(start.dtype), start.shape)
+        return self.log_time_to(start, end)
+
+    def _constants(self, like: Modes) -> tuple[RealScalar, Modes, Modes]:
+        """Returns p, log s and the log of the unit of time, 1/(c s^{1+p})."""
+        power = depth_power(self.depth.astype(like.dtype))
+        log_target = jnp.log(self.target.astype(like.dtype))
+        log_target = jnp.broadcast_to(log_target, like.shape)
+        log_rate = jnp.log(self.rate.astype(like.dtype))
+        return power, log_target, -log_rate - (1 + power) * log_target
 
     def __call__(self, state: Modes) -> tuple[Modes, RealScalar]:
         """Returns (d log a/dt / exp(log_speed), log_speed)."""

@@ -208,7 +208,8 @@ def alternating_modes(num_classes: int, gamma: RealLike, delta: RealLike) -> Mod
     """Returns a = (γ, δ, γ, ..., δ, γ), K/2 times γ and K/2 - 1 times δ (P1 eq. 49).
 
     δ = γ is neural collapse, δ = 0 the cross-polytope. From a ratio γ/δ above
-    (K/(K-2))^{(L+1)/(L-1)} on it grows for ever, and the KL divergence with it (P1 Fig. 10).
+    (K/(K-2))^{(L+1)/(L-1)} on it grows for ever, and the KL divergence with it (P1
+    Fig. 10).
 
     **Arguments:** `num_classes` K, even; `gamma`, `delta` >= 0.
 
