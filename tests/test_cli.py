@@ -3,12 +3,13 @@
 import equinox as eqx
 import numpy as np
 import pytest
+import tyro
 import xarray as xr
 
 from deepufm import cli
 from deepufm.cli._build import read_numbers, sweep_spec
 from deepufm.cli._options import Sweep
-from deepufm.sweep import OUTCOMES, SweepSpec
+from deepufm.sweep import OUTCOMES, SweepSpec, check_spec
 
 TINY = (
     "sweep --flow reduced --num-classes 4 --depth 1 2 --scale 0.01 --seeds 2 "
@@ -76,7 +77,17 @@ def test_members_that_do_not_reach_their_stop_are_counted(tmp_path, capsys):
         ("solve --flow reduced --start 1 1 .1 --final-time 1e3", "given start"),
         (
             "solve --start 1 .5 .1 --per-class 2 --width 5 --depth 2 --final-time 10",
-            "full flow, K = 4, n = 2, d = 5, L = 2, Hadamard start",
+            "full flow, K = 4, n = 2, d = 5, L = 2, given start",
+        ),
+        (
+            "solve --flow layerwise --loss mse --start .1 .2 .3 --per-class 4 "
+            "--final-time 50",
+            "layerwise flow (mse), K = 3, n = 4, L = 2, given start",
+        ),
+        (
+            "solve --class-sizes 3 1 --width 3 --depth 2 --activation relu "
+            "--weight-decay .1 --decay-until 2 --final-time 4",
+            "full flow, sizes 3 1, relu, λ = 0.1 to t = 2, K = 2, d = 3, L = 2, std",
         ),
         (
             "solve --flow reduced --num-classes 4 --log-loss -20 --save-every 1",
@@ -122,19 +133,40 @@ def test_solve(line, expected, tmp_path, capsys):
         ("sweep --uniform 0 2", "--uniform means nothing with --flow full"),
         ("solve --flow reduced --width 50", "--width means nothing"),
         ("solve --start 1 1 1 --scale 2", "Give either --start or --scale"),
-        ("solve --start 1 1 1 --num-classes 8", "say K = 4, not --num-classes 8"),
+        (
+            "solve --start 1 1 1 --num-classes 8",
+            "--num-classes says 8 and --start says 4",
+        ),
         ("solve --depth inf", "must be a whole number"),
         ("sweep --flow reduced", "Use --flow full"),
         ("sweep --out s.png", "names the store, not the picture"),
         ("solve --width 5", "`width` must be at least num_classes = 10"),
         ("solve --depth 1.5", "must be a whole number"),
-        ("solve --scale 0", "`scale` must be positive"),
+        ("solve --scale 0", "--scale must be positive"),
         ("solve --solver kvaerno5", "implicit solver factors a dense Jacobian"),
         ("solve --flow reduced --scale -1", "--scale must be positive"),
         ("solve --flow reduced --start 1 -1 1", "at least 0, but entry 1 is -1"),
         ("solve --flow reduced --start 1 nan 1", "entry 1 is nan"),
         ("solve --flow reduced --start 0 0 0", "a = 0 is an equilibrium"),
         ("solve --flow reduced --start 1 1", "must be a power of two"),
+        ("sweep --flow logits --depth 3", "--depth means nothing with --flow logits"),
+        ("sweep --flow logits --loss linearised", "--loss linearised means nothing"),
+        ("sweep --class-sizes 3 1", "number for each of the 10 classes"),
+        ("sweep --class-sizes 3 1 --per-class 2", "with --class-sizes"),
+        ("sweep --flow layerwise --activation relu", "--activation means nothing"),
+        ("sweep --init polygon --plain-std", "--plain-std means nothing with --init"),
+        ("sweep --perturbation 0.1", "--perturbation means nothing with --init gauss"),
+        ("sweep --init partner --num-classes 6", "must be a power of two"),
+        ("sweep --decay-until 3", "--decay-until needs a positive --weight-decay"),
+        ("sweep --weight-decay -1", "`weight_decay` must be finite and at least 0"),
+        (
+            "sweep --weight-decay 0.1 --clock log-norm --final-norm 9 --save-every 1",
+            "`LogNorm` needs a norm that grows for ever",
+        ),
+        ("sweep --width 5", "or --bottleneck"),
+        ("solve --flow logits --start 1 1 1", "--start gives the singular values"),
+        ("solve --class-sizes 3 1 --num-classes 3", "--class-sizes says 2"),
+        ("solve --flow layerwise --depth 1.5", "must be a whole number"),
     ],
 )
 def test_bad_input_is_one_line_before_compiling(line, message, capsys):
@@ -163,6 +195,34 @@ def test_the_command_without_options_is_the_papers_setting():
     assert spec.family == default.family
     assert eqx.tree_equal(spec.stop, default.stop)
     assert (spec.saves, spec.rtol, spec.solver) == (25, None, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "family"),
+    [
+        ("", "GaussianFamily"),
+        ("--init orthogonal --loss mse", "OrthogonalFamily"),
+        ("--init partner --num-classes 8", "PartnerFamily"),
+        ("--init polygon --perturbation .1", "StructureFamily"),
+        ("--flow logits --class-sizes 1 2 3 4 5 6 7 8 9 9", "LogitMatrixFamily"),
+        ("--flow reduced --num-classes 8", "UniformModesFamily"),
+        ("--flow reduced --num-classes 8 --loss linearised", "LinearisedFamily"),
+        ("--flow reduced --loss mse", "MSEModesFamily"),
+        ("--flow layerwise --num-classes 8 --uniform .5 1", "LayerwiseFamily"),
+        ("--flow reduced-logits --num-classes 8", "LogitModesFamily"),
+    ],
+)
+def test_every_model_is_reached_by_options(words, family):
+    command, unknown = tyro.cli(
+        Sweep,
+        args=words.split(),
+        return_unknown_args=True,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    assert not unknown
+    spec = sweep_spec(command)
+    assert type(spec.family).__name__ == family
+    check_spec(spec)
 
 
 @pytest.mark.parametrize("command", ["sweep", "solve"])

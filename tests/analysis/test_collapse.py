@@ -249,8 +249,18 @@ def test_column_counts_that_are_no_multiple_of_the_classes_are_refused():
             function(jnp.ones((4, 6)))
         with pytest.raises(ValueError, match="no multiple of 4 classes"):
             function(jnp.ones((4, 0)))
-    with pytest.raises(ValueError, match="class means first"):
+    with pytest.raises(ValueError, match="2 classes.* give `per_class`, one number"):
         class_means(jnp.ones((3, 5)), 2)
+
+
+def test_sizes_that_do_not_fit_the_columns_are_refused(logits):
+    for function in (etf_distance, residual_energy):
+        with pytest.raises(
+            ValueError, match="makes 17 examples of 6 classes, but .* 18"
+        ):
+            function(jnp.asarray(logits), (4, 1, 6, 2, 2, 2))
+    with pytest.raises(ValueError, match="one for each of the 6 classes, but has 2"):
+        class_means(jnp.asarray(logits), 6, (9, 9))
 
 
 def test_float32_stays_float32(logits):

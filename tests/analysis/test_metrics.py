@@ -108,8 +108,109 @@ def test_keys_are_the_documented_ones(full):
     assert seen.keys() - keys == {"off_diagonal_energy"}
 
 
+BALANCEDNESS = {
+    "balancedness_absolute", "balancedness_relative", "balancedness_normalised",
+}  # fmt: skip
+MATRIX = SHARED | {"mean_effective_rank", "alignment_logits", "residual_energy"}
+FULL = MATRIX | {"alignment_weights", "alignment_features"}
+SMOOTHED = {"smoothed_parameter_margin"}
+ENERGY = {"off_diagonal_energy"}
+
+
+@pytest.mark.parametrize(
+    ("flow", "keys"),
+    [
+        (ufm.GradientFlow(ufm.CrossEntropy(), 3), FULL | BALANCEDNESS | ENERGY),
+        (ufm.GradientFlow(ufm.MSE(), 3), (FULL | BALANCEDNESS | ENERGY) - SMOOTHED),
+        (
+            ufm.GradientFlow(ufm.CrossEntropy(), 3, activation=ufm.ReLU()),
+            FULL | ENERGY,
+        ),
+        (ufm.GradientFlow(ufm.CrossEntropy(), (2, 3, 3, 4)), FULL | BALANCEDNESS),
+        (ufm.GradientFlow(ufm.CrossEntropy(), 3, 0.1), FULL | BALANCEDNESS | ENERGY),
+        (ufm.LogitMatrixFlow(ufm.CrossEntropy(), 3), MATRIX | ENERGY),
+        (ufm.LogitMatrixFlow(ufm.MSE(), (2, 3, 3, 4)), MATRIX - SMOOTHED),
+    ],
+)
+def test_every_flow_has_the_keys_of_the_table(full, flow, keys):
+    model, _, _ = full
+    state = model if isinstance(flow, ufm.GradientFlow) else model.logits()
+    seen = jax.eval_shape(ufm.metrics, flow, jnp.asarray(0.0), state)
+    assert seen.keys() == keys
+
+
+SIZES = (1, 4, 2)
+
+
+@pytest.fixture(scope="module")
+def unequal(key):
+    """A ReLU model of unequal classes, and its logits as a state of their own."""
+    model = ufm.gaussian(key, num_classes=3, per_class=SIZES, width=6, depth=3)
+    signal = np.asarray(model.features)
+    for layer in np.asarray(model.hidden):
+        signal = np.maximum(layer @ signal, 0)
+    logits = np.asarray(model.head) @ signal
+    full = ufm.GradientFlow(ufm.CrossEntropy(), SIZES, activation=ufm.ReLU())
+    matrix = ufm.LogitMatrixFlow(ufm.MSE(), SIZES)
+    zero = jnp.asarray(0.0)
+    look = jax.jit(
+        lambda model, logits: (
+            ufm.metrics(full, zero, model), ufm.metrics(matrix, zero, logits),
+        )
+    )  # fmt: skip
+    return model, logits, look(model, jnp.asarray(logits))
+
+
+def test_metrics_of_unequal_classes_and_relu_layers_against_numpy(unequal):
+    model, logits, seen = unequal
+    labels = np.repeat(np.arange(3), SIZES)
+    means = np.stack([logits[:, labels == k].mean(1) for k in range(3)], axis=1)
+    # Each mean as often as its class has examples.
+    values = np.linalg.svd(means[:, labels], compute_uv=False)
+    share = values / values.sum()
+    target = (np.eye(3) - 1 / 3)[:, labels]
+    cosine = np.sum(logits * target) / np.linalg.norm(logits) / np.linalg.norm(target)
+    scaled = means / np.linalg.svd(means, compute_uv=False).sum()
+    p = np.linalg.svd(logits, compute_uv=False)
+    p = p / p.sum()
+    expected = {
+        "nuclear_norm": values.sum(),
+        "mean_effective_rank": np.exp(-(share * np.log(share)).sum()),
+        "effective_rank": np.exp(-(p * np.log(p)).sum()),
+        "kl": -np.log(2) - np.log(values[:2] / values[:2].sum()).mean(),
+        "etf_distance": 2 - 2 * cosine,
+        "alignment_logits": np.linalg.norm(scaled - (np.eye(3) - 1 / 3) / 2),
+    }
+    for found in seen:
+        np.testing.assert_allclose(found["singular_values"], values, rtol=1e-12)
+        for name, want in expected.items():
+            assert found[name] == pytest.approx(want, rel=1e-12), name
+
+    own = logits[labels, np.arange(7)]
+    margin = (
+        own - np.where(np.arange(3)[:, None] == labels, -np.inf, logits).max(0)
+    ).min()
+    squares = sum(float(np.sum(x**2)) for x in jax.tree.leaves(model))
+    full, matrix = seen
+    loss = (logsumexp(logits, axis=0) - own).sum()
+    assert full["log_loss"] == pytest.approx(np.log(loss), rel=1e-12)
+    assert full["parameter_margin"] == pytest.approx(margin / squares**2, rel=1e-12)
+    features = np.asarray(model.features)
+    centred = np.stack([features[:, labels == k].mean(1) for k in range(3)], axis=1)
+    gram = centred.T @ centred
+    distance = np.linalg.norm(gram / np.trace(gram) - (np.eye(3) - 1 / 3) / 2)
+    assert full["alignment_features"] == pytest.approx(distance, rel=1e-12)
+    error = np.linalg.norm(logits - np.eye(3)[:, labels]) ** 2 / 2
+    assert matrix["log_loss"] == pytest.approx(np.log(error), rel=1e-12)
+    # Of depth 0, and of norm ‖Z‖.
+    norm = np.linalg.norm(logits)
+    assert matrix["log_norm"] == pytest.approx(np.log(norm), rel=1e-12)
+    assert matrix["parameter_margin"] == pytest.approx(margin / norm, rel=1e-12)
+
+
 class _Still(AbstractFlow):
     norm_diverges: ClassVar[bool] = False
+    is_smooth: ClassVar[bool] = True
     growth_is_exact: ClassVar[bool] = False
     log_state: ClassVar[bool] = False
 

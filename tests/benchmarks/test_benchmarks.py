@@ -87,6 +87,37 @@ def test_right_hand_sides_agree_with_their_peers(outcome):
     assert all(row["difference"] <= 1e-12 for row in rows)
 
 
+def test_flow_and_descent_meet_at_equal_time(outcome):
+    result = outcome("bench_descent")
+    assert set(result) >= {"wall_time", "equal_time", "stability", "exactness"}
+    rows = {row["method"]: row for row in result["wall_time"]["rows"]}
+    assert rows["plain loop"]["parameter_distance"] < 1e-12
+    assert rows["flow, default"]["flow_error"] < 1e-7
+    assert rows["flow, default"]["flow_error"] < rows["flow, rtol 1e-5"]["flow_error"]
+    assert rows["flow, default"]["steps"] < rows["descend"]["steps"]
+    # Euler's method is of order one, and both distances are those of its error.
+    (end,) = result["equal_time"]["orders"]
+    assert end["parameter_order"] == pytest.approx(1, abs=0.05)
+    assert end["logit_order"] == pytest.approx(1, abs=0.05)
+
+
+def test_step_of_008_is_stable_on_the_mean_only(outcome):
+    stability = outcome("bench_descent")["stability"]
+    assert stability["eigvalsh_difference"] < 1e-12
+    for row in stability["rows"]:
+        assert row["limit_sum"] < row["sharpness_max"] < row["limit_mean"]
+        assert row["mean_finite"]
+        assert not row["sum_finite"]
+        assert row["sum_last_step"] < 100
+
+
+def test_solve_is_exact_on_sigmoids(outcome):
+    rows = outcome("bench_descent")["exactness"]["rows"]
+    assert {row["flow"] for row in rows} == {"MSE", "linearised"}
+    for row in rows:
+        assert row["error"] < {"default": 1e-7, "1e-11": 2e-11}[row["rtol"]]
+
+
 def test_solver_that_misses_the_target_is_not_called_cheapest():
     patch = pytest.MonkeyPatch()
     patch.syspath_prepend(str(_FOLDER))

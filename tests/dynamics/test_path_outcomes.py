@@ -20,6 +20,7 @@ class LineFlow(AbstractFlow):
 
     field: Callable = eqx.field(static=True)
     norm_diverges: ClassVar[bool] = True
+    is_smooth: ClassVar[bool] = True
     growth_is_exact: ClassVar[bool] = False
     log_state: ClassVar[bool] = False
 

@@ -100,7 +100,7 @@ def test_orbit_figure_draws_every_mode(drawn):
         }
 
     orbit: Any = _Orbit()
-    orbit_figure(orbit, "unused.png", num_classes=4)
+    orbit_figure(orbit, "unused.png")
     spectrum, norm, kl = drawn[0]
     assert len(spectrum[3]) == 4  # three modes and the level of collapse
     assert spectrum[0].startswith(r"$\log_{10} t$")

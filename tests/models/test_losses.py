@@ -1,4 +1,6 @@
-"""Cross-entropy where 1 - p and e^{-margin} have long underflowed, against mpmath."""
+"""Cross-entropy where 1 - p and e^{-margin} have long underflowed, against mpmath;
+the squared error against its plain formula.
+"""
 
 import math
 
@@ -14,6 +16,9 @@ from deepufm.models import log_softplus
 loss = ufm.CrossEntropy()
 residual = jax.jit(loss.residual)
 log_loss = jax.jit(loss.log_loss)
+softplus_and_slope = jax.jit(jax.value_and_grad(log_softplus))
+mse_residual = jax.jit(ufm.MSE().residual)
+mse_log_loss = jax.jit(ufm.MSE().log_loss)
 
 
 def exact(logits, labels):
@@ -129,11 +134,13 @@ def test_log_loss_has_the_derivative_of_mpmath_late():
     # d log(loss)/d margin = -1, up to e^{-margin}.
     labels = jnp.asarray([0])
 
-    def of_margin(margin):
+    @jax.jit
+    @jax.grad
+    def slope(margin):
         return loss.log_loss(jnp.asarray([[1.0], [0.0], [0.0]]) * margin, labels)
 
     for margin in (40.0, 750.0):
-        np.testing.assert_allclose(jax.grad(of_margin)(margin), -1, rtol=1e-15)
+        np.testing.assert_allclose(slope(margin), -1, rtol=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -145,10 +152,61 @@ def test_log_softplus_against_mpmath(x):
     with mp.workdps(500):
         want = float(mp.log(mp.log(1 + mp.e ** mp.mpf(x))))
         slope = float(1 / ((1 + mp.e ** -mp.mpf(x)) * mp.log(1 + mp.e ** mp.mpf(x))))
-    got, got_slope = jax.value_and_grad(log_softplus)(x)
+    got, got_slope = softplus_and_slope(x)
     np.testing.assert_allclose(got, want, rtol=4e-16, atol=4e-16)
     np.testing.assert_allclose(got_slope, slope, rtol=1e-14)
 
 
 def test_log_softplus_of_minus_infinity():
     assert log_softplus(jnp.asarray(-jnp.inf)) == -jnp.inf
+
+
+@jax.jit
+@jax.value_and_grad
+def plain_mse(logits, labels):
+    return jnp.sum((jax.nn.one_hot(labels, 3, axis=0) - logits) ** 2) / 2
+
+
+@jax.jit
+@jax.grad
+def own_mse_gradient(logits, labels):
+    return jnp.exp(ufm.MSE().log_loss(logits, labels))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+def test_squared_error_and_residual_are_the_plain_ones(key, scale):
+    logits, labels = several(key, scale)
+    scaled, log_scale = mse_residual(logits, labels)
+    value, gradient = plain_mse(logits, labels)
+    got = math.exp(log_scale) * np.asarray(scaled)
+    np.testing.assert_allclose(got, -gradient, rtol=1e-14)
+    assert np.max(np.abs(scaled)) == 1
+    np.testing.assert_allclose(
+        mse_log_loss(logits, labels), math.log(value), rtol=1e-15, atol=1e-15
+    )
+    np.testing.assert_allclose(own_mse_gradient(logits, labels), gradient, rtol=1e-14)
+
+
+def test_the_squared_error_is_at_rest_at_its_target():
+    labels = jnp.asarray([0, 0, 1, 1, 2, 2])
+    target = jnp.asarray(np.repeat(np.eye(3), 2, axis=1))
+    scaled, log_scale = mse_residual(target, labels)
+    np.testing.assert_array_equal(scaled, 0)
+    assert log_scale == -jnp.inf
+    assert mse_log_loss(target, labels) == -jnp.inf
+    np.testing.assert_array_equal(own_mse_gradient(target, labels), 0)
+
+
+@pytest.mark.parametrize("size", [1e200, 1e-200])
+def test_the_squared_error_neither_overflows_nor_underflows(size):
+    labels = jnp.asarray([0, 0, 1, 1, 2, 2])
+    target = np.repeat(np.eye(3), 2, axis=1)
+    # Off the class entries, where a difference of 1e-200 from the target is a double.
+    errors = np.random.default_rng(0).standard_normal((3, 6)) * (1 - target)
+    logits = jnp.asarray(target - size * errors)
+    scaled, log_scale = mse_residual(logits, labels)
+    largest = np.max(np.abs(errors))
+    np.testing.assert_allclose(scaled, errors / largest, rtol=5e-16, atol=1e-199)
+    np.testing.assert_allclose(log_scale, math.log(size * largest), rtol=5e-16)
+    want = 2 * math.log(size) + math.log(np.sum(errors**2) / 2)
+    np.testing.assert_allclose(mse_log_loss(logits, labels), want, rtol=5e-16)

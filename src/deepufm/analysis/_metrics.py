@@ -138,7 +138,8 @@ def _matrix_metrics(
     sizes = class_sizes(num_classes, flow.per_class)
     means = class_means(logits, num_classes, sizes)
     # Each column stands for n_c equal ones.
-    values = singular_values(means * jnp.sqrt(jnp.asarray(sizes, means.dtype)))
+    weights = jnp.sqrt(jnp.asarray(sizes, means.dtype))
+    values = singular_values(means * weights[None, :])
     # Below this share of the largest a singular value is rounding: KL and its like are
     # then lower bounds, taken at the floor.
     floor = values.shape[0] * jnp.finfo(values.dtype).eps * values[0]

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from ._options import FIGURE_11_STD, Clock, Integration, Solve, Solver, Sweep
+from ._families import check_axes, default_time, make_family
+from ._options import Clock, Integration, Solver, Sweep
 
 if TYPE_CHECKING:
     from ..dynamics import SaveEvery
@@ -10,43 +11,37 @@ if TYPE_CHECKING:
 
 
 def sweep_spec(command: Sweep) -> "SweepSpec":
-    from ..sweep import GaussianFamily, Grid, SweepSpec, UniformModesFamily
+    from ..sweep import Grid, SweepSpec
 
-    reduced = command.flow == "reduced"
-    options = command.integration
-    _check_used(command, reduced)
+    options, model = command.integration, command.model
+    family = make_family(model)
+    check_axes(command, family)
     if command.seeds < 1:
         raise ValueError(f"--seeds must be at least 1, but is {command.seeds}.")
     first = command.first_seed
+
+    def axis(name: str, read):
+        """The values of an axis that the family reads; one that means nothing else."""
+        return read(name, getattr(command, name)) if name in family.axes else (1,)
+
     grid = Grid(
-        num_classes=whole_numbers("num-classes", command.num_classes),
-        # The reduced flow has no width, and n is absorbed in its units.
-        per_class=(1,) if reduced else whole_numbers("per-class", command.per_class),
-        width=(1,) if reduced else whole_numbers("width", command.width),
-        depth=read_numbers("depth", command.depth),
+        num_classes=whole_numbers("num_classes", command.num_classes),
+        per_class=axis("per_class", whole_numbers),
+        width=axis("width", whole_numbers),
+        depth=axis("depth", read_numbers),
         scale=read_numbers("scale", command.scale),
         seed=tuple(range(first, first + command.seeds)),
     )
-    uniform = UniformModesFamily(*command.uniform)
     return SweepSpec(
         grid=grid,
-        family=uniform if reduced else GaussianFamily(plain_std=command.plain_std),
-        stop=make_stop(options, default_time=1e8),
+        family=family,
+        stop=make_stop(options, default_time(model, 1e8)),
         clock=make_clock(options.clock),
         solver=make_solver(options.solver),
         rtol=options.rtol,
         max_steps=options.max_steps,
         saves=make_saves(options, command.saves),
     )
-
-
-def _check_used(command: Sweep, reduced: bool) -> None:
-    """Refuses options that the chosen flow has no use for."""
-    unused = ("width", "per_class", "plain_std") if reduced else ("uniform",)
-    for name in unused:
-        if getattr(command, name) != getattr(Sweep(), name):
-            option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option} means nothing with --flow {command.flow}.")
 
 
 def make_stop(options: Integration, default_time: float):
@@ -100,12 +95,14 @@ def whole_numbers(name: str, words: tuple[str, ...]) -> tuple[int, ...]:
     numbers = read_numbers(name, words)
     for number in numbers:
         if not float(number).is_integer():
-            raise ValueError(f"--{name} takes whole numbers, but got {number:g}.")
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} takes whole numbers, but got {number:g}.")
     return tuple(int(number) for number in numbers)
 
 
 def read_numbers(name: str, words: tuple[str, ...]) -> tuple[float, ...]:
     """Reads numbers and inclusive ranges first:last[:step] of whole numbers."""
+    name = name.replace("_", "-")
     numbers: list[float] = []
     for word in words:
         parts = word.split(":")
@@ -125,65 +122,3 @@ def read_numbers(name: str, words: tuple[str, ...]) -> tuple[float, ...]:
                 f"{word!r}."
             ) from None
     return tuple(numbers)
-
-
-def one_member(command: Solve, classes: int):
-    """Returns the flow, the start, and a line that says what they are."""
-    import jax
-    import jax.numpy as jnp
-
-    from ..dynamics import GradientFlow, HadamardFlow, log_modes
-    from ..models import CrossEntropy, gaussian, hadamard
-    from ..sweep import Shape, UniformModesFamily
-
-    if command.flow == "reduced":
-        for name in ("width", "per_class"):
-            if getattr(command, name) != getattr(Solve(), name):
-                option = "--" + name.replace("_", "-")
-                raise ValueError(f"{option} means nothing with --flow reduced.")
-    if command.start and command.scale is not None:
-        raise ValueError("Give either --start or --scale: a start has its own size.")
-    if command.start and command.num_classes not in (None, classes):
-        raise ValueError(
-            f"--start has K-1 values: {len(command.start)} of them say K = {classes}, "
-            f"not --num-classes {command.num_classes}."
-        )
-    key = jax.random.key(command.seed)
-    given = jnp.asarray(command.start, float) if command.start else None
-    if command.flow == "reduced":
-        depth = 2.0 if command.depth is None else command.depth
-        flow = HadamardFlow(classes, depth)
-        what = f"reduced flow, K = {classes}, L = {depth:g}"
-        if given is not None:
-            return flow, log_modes(given), f"{what}, given start"
-        scale = 1e-3 if command.scale is None else command.scale
-        if not 0 < scale < float("inf"):
-            raise ValueError(f"--scale must be positive and finite, but is {scale}.")
-        shape = Shape(classes, 1, 1, 1)
-        sizes = (jnp.asarray(depth), jnp.asarray(1.0), jnp.asarray(scale))
-        _, start = UniformModesFamily().member(shape, key, *sizes)
-        return flow, start, f"{what}, ‖a(0)‖₁ = {scale:g}, seed {command.seed}"
-    depth = 3 if command.depth is None else command.depth
-    if not float(depth).is_integer():
-        raise ValueError(
-            f"--depth must be a whole number for the full flow, but is {depth}. Only "
-            "--flow reduced has real depths."
-        )
-    depth, n, width = int(depth), command.per_class, command.width
-    what = f"full flow, K = {classes}, n = {n}, d = {width}, L = {depth}"
-    flow = GradientFlow(CrossEntropy(), n)
-    if given is not None:
-        model = hadamard(key, given, per_class=n, width=width, depth=depth)
-        return flow, model, f"{what}, Hadamard start"
-    scale, plain = command.scale, command.scale is None
-    model = gaussian(
-        key,
-        num_classes=classes,
-        per_class=n,
-        width=width,
-        depth=depth,
-        scale=1.0 if scale is None else scale,
-        std=FIGURE_11_STD if plain else None,
-    )
-    shown = f"std {FIGURE_11_STD:g}" if plain else f"scale {scale:g}"
-    return flow, model, f"{what}, {shown}, seed {command.seed}"

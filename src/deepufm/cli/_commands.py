@@ -5,14 +5,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ._build import (
-    make_clock,
-    make_saves,
-    make_solver,
-    make_stop,
-    one_member,
-    sweep_spec,
-)
+from ._build import make_clock, make_saves, make_solver, make_stop, sweep_spec
+from ._families import default_time, describe_model, one_member
 from ._options import Solve, Sweep
 from ._progress import Progress
 
@@ -48,7 +42,7 @@ def run_sweep_command(command: Sweep) -> int:
     print(summarise(dataset).to_string(index=False, float_format="%.4g", na_rep="-"))
     print(f"\n{total} members in {time.perf_counter() - started:.1f} s")
     print(f"results  {command.out}  (xarray.open_zarr)")
-    sweep_figure(dataset, picture)
+    sweep_figure(dataset, picture, title=describe_model(command.model))
     print(f"picture  {picture}")
     return int(bool(failures) or bool((dataset.outcome != 1).any()))
 
@@ -64,17 +58,13 @@ def run_solve_command(command: Solve) -> int:
     from ..figures import orbit_figure
     from ..sweep import write_path
 
-    reduced = command.flow == "reduced"
-    classes = command.num_classes or (16 if reduced else 10)
-    if command.start:
-        classes = len(command.start) + 1
-    flow, start, what = one_member(command, classes)
+    flow, start, what = one_member(command)
     options = command.integration
     path = jax.block_until_ready(
         solve(
             flow,
             start,
-            stop=make_stop(options, default_time=1e10),
+            stop=make_stop(options, default_time(command.model, 1e10)),
             clock=make_clock(options.clock),
             saves=make_saves(options, command.saves),
             observe=metrics,
@@ -87,15 +77,20 @@ def run_solve_command(command: Solve) -> int:
     write_path(command.out, path, what, overwrite=command.overwrite)
     outcome = _outcome_name(path.outcome)
     title = what if outcome == "reached" else f"{what}  ({outcome})"
-    orbit_figure(path, picture, num_classes=classes, title=title)
-    final = {name: np.asarray(v) for name, v in path.final_observables.items()}
+    squared = command.model.loss == "mse"
+    orbit_figure(path, picture, squared_error=squared, title=title)
     print(what)
     print(f"outcome         {outcome}")
     print(f"log10 t         {float(path.final_log_time) / np.log(10):.6g}")
-    print(f"effective rank  {float(final['effective_rank']):.6g}")
-    print(f"KL              {float(final['kl']):.6g}")
-    print(f"logit margin    {float(final['logit_margin']):.6g}")
-    print(f"log-loss        {float(final['log_loss']):.6g}")
+    shown = {
+        "effective rank": "effective_rank",
+        "KL": "kl",
+        "logit margin": "logit_margin",
+        "log-loss": "log_loss",
+    }
+    for label, name in shown.items():
+        if name in path.final_observables:  # modes alone have no margin
+            print(f"{label:15} {float(path.final_observables[name]):.6g}")
     print(f"steps           {int(path.stats.num_steps)}")
     print(f"results  {command.out}  (xarray.open_zarr)\npicture  {picture}")
     return int(outcome != "reached")

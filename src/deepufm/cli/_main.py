@@ -12,7 +12,7 @@ from dataclasses import fields
 import tyro
 
 from ._commands import run_solve_command, run_sweep_command
-from ._options import Integration, Solve, Sweep
+from ._options import Integration, Model, Solve, Sweep
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -63,8 +63,9 @@ def _set_precision(dtype: str) -> None:
 
 def _unknown_option(word: str, command: type) -> str:
     """One line, with the nearest option there is."""
-    known = [f.name for f in fields(command) if f.name != "integration"]
-    known += [f.name for f in fields(Integration)]
+    nested = ("model", "integration")
+    known = [f.name for f in fields(command) if f.name not in nested]
+    known += [f.name for part in (Model, Integration) for f in fields(part)]
     options = ["--" + name.replace("_", "-") for name in known]
     near = difflib.get_close_matches(word.split("=")[0], options, n=1, cutoff=0.7)
     hint = f"Did you mean {near[0]}? " if near else ""
@@ -78,7 +79,10 @@ def _in_options(message: str) -> str:
         "`saves=SaveEvery(step, capacity)`": "--save-every",
         "`FinalTime(log=...)`, the natural logarithm": "--log-final-time",
         "Use GradientFlow for general K": "Use --flow full for general K",
-        "`bottleneck=True` with `gaussian`": "fewer classes",
+        "`bottleneck=True`": "--bottleneck",
+        "Argument `per_class` must be one number, or one for each": (
+            "--class-sizes needs one number for each"
+        ),
     }.items():
         message = message.replace(python, option)
     return message

@@ -9,6 +9,11 @@ import tyro
 Clock = Literal["log-time", "physical-time", "arc-length", "log-norm"]
 Values = Annotated[tuple[str, ...], tyro.conf.arg(metavar="VALUE [VALUE ...]")]
 Solver = Literal["auto", "tsit5", "dopri5", "dopri8", "kvaerno3", "kvaerno5"]
+Flow = Literal["full", "reduced", "layerwise", "logits", "reduced-logits"]
+Loss = Literal["cross-entropy", "mse", "linearised"]
+Init = Literal[
+    "gaussian", "orthogonal", "partner", "simplex-etf", "cross-polytope", "polygon"
+]
 
 
 # P1 App. E.4: entries of the random start that Figure 11 shows.
@@ -33,8 +38,8 @@ class Integration:
     solver: Solver = "auto"
     """ODE solver; auto takes the one that the benchmarks found best for the clock."""
     rtol: float | None = None
-    """Relative error allowed in a step. [default: 1e-7 (full), 1e-8 (reduced); 1e-5 in
-    float32]"""
+    """Relative error allowed in a step. [default: 1e-7 (full), 1e-6 (full with relu),
+    1e-8 (others); 1e-5 in float32]"""
     max_steps: int = 100_000
     """Steps after which a member is given up (outcome step_budget)."""
     save_every: float | None = None
@@ -42,6 +47,41 @@ class Integration:
     but a time on log-time and physical-time, or a norm on log-norm (reduced flow)."""
     dtype: Literal["float64", "float32"] = "float64"
     """Precision. float32 is for GPUs and quick looks."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained, on which loss, and from where."""
+
+    flow: Flow = "full"
+    """full: all matrices. reduced: K-1 singular values under Hadamard initialisation.
+    layerwise: those of every layer, unbalanced. logits: the logit matrix itself.
+    reduced-logits: its singular values."""
+    loss: Loss = "cross-entropy"
+    """mse: half the squared error (reduced: its independent modes). linearised: near
+    the origin, where modes are independent (reduced)."""
+    activation: Literal["none", "relu"] = "none"
+    """What stands between the layers (full flow)."""
+    weight_decay: float = 0.0
+    """Add -lambda*theta to the flow (full)."""
+    decay_until: float | None = None
+    """Switch the weight decay off at this time of the flow."""
+    class_sizes: tuple[int, ...] = ()
+    """The K class sizes, where they are not all n (full, logits)."""
+    bottleneck: bool = False
+    """Allow widths d < K (full)."""
+    init: Init = "gaussian"
+    """Start of the full flow. gaussian: entries scale*N(0, 1/d). orthogonal: all
+    singular values of every layer are scale. partner: Hadamard, with the singular
+    values of the gaussian one. Or near a structure; its logits have Frobenius norm
+    scale."""
+    perturbation: float = 0.0
+    """Gaussian noise in every layer of a structure, relative to the layer."""
+    plain_std: bool = False
+    """Take the scale as the standard deviation of every Gaussian entry itself."""
+    uniform: tuple[float, float] = (0.0, 1.0)
+    """Interval that singular values are drawn from, then scaled to a sum of scale
+    (reduced, layerwise, reduced-logits)."""
 
 
 @dataclass(frozen=True)
@@ -64,29 +104,26 @@ class Sweep:
       deepufm sweep --flow reduced --num-classes 16 --depth 1:8 --scale 1e-3 --seeds 100
 
       deepufm sweep --depth 3 --scale 0.1 0.3 1 --log-final-time 700
+
+      deepufm sweep --activation relu --class-sizes 9 5 3 1 --num-classes 4 --width 20
     """
 
     num_classes: Values = ("10",)
     """Numbers of classes K. The reduced flow needs powers of two."""
     per_class: Values = ("5",)
-    """Examples per class n (full flow)."""
+    """Examples per class n (not for reduced flows of cross-entropy)."""
     width: Values = ("100",)
     """Widths d >= K of every layer (full flow)."""
     depth: Values = ("1:10",)
-    """Depths L; the reduced flow takes real ones >= 1."""
+    """Depths L (not for logits); the reduced flow takes real ones >= 1."""
     scale: Values = ("1",)
-    """Scales: entries are scale*N(0, 1/d) (full), or the 1-norm of a(0) (reduced)."""
+    """Scales of the start: entries are scale*N(0, 1/d) (full), the 1-norm of a(0)
+    (reduced, layerwise), entries scale*N(0, 1) (logits)."""
     seeds: int = 5
     """Number of seeds a grid point."""
     first_seed: int = 0
     """The first of them; the others follow."""
-    flow: Literal["full", "reduced"] = "full"
-    """full: all matrices from Gaussian entries. reduced: K-1 singular values under
-    Hadamard initialisation, from uniform values."""
-    plain_std: bool = False
-    """Take the scale as the standard deviation of every entry itself (full flow)."""
-    uniform: tuple[float, float] = (0.0, 1.0)
-    """Interval that singular values are drawn from before scaling (reduced flow)."""
+    model: Annotated[Model, tyro.conf.arg(name="")] = field(default_factory=Model)
     integration: Annotated[Integration, tyro.conf.arg(name="")] = field(
         default_factory=Integration
     )
@@ -117,26 +154,30 @@ class Solve:
       deepufm solve --flow reduced --depth 1 --start 1 1 1 1 .001 .001 .001
 
       deepufm solve --flow reduced --clock log-norm --final-norm 1e6
+
+      deepufm solve --width 10 --depth 10 --scale 1 --weight-decay .05 --decay-until 320
+
+      deepufm solve --flow logits --loss mse --final-time 20
     """
 
-    flow: Literal["full", "reduced"] = "full"
-    """full: all matrices. reduced: K-1 singular values, Hadamard initialisation."""
     num_classes: int | None = None
-    """Classes K. [default: 10 (full), 16 (reduced)]"""
+    """Classes K. [default: 10 (full, logits), 16 (others)]"""
     per_class: int = 5
-    """Examples per class n (full flow)."""
+    """Examples per class n (not for reduced flows of cross-entropy)."""
     width: int = 100
     """Width d >= K (full flow)."""
     depth: float | None = None
-    """Depth L. [default: 3 (full), 2 (reduced)]"""
+    """Depth L. [default: 3 (full), 2 (reduced, layerwise)]"""
     scale: float | None = None
-    """Entries are scale*N(0, 1/d) (full) [default: entries of standard deviation 0.03];
-    1-norm of a(0) (reduced) [default: 1e-3]."""
+    """Size of the start, as --init and --uniform say. [default: 1e-3; for a Gaussian
+    start entries of standard deviation 0.03; 1 for other matrices]"""
     start: tuple[float, ...] = ()
-    """The K-1 initial singular values themselves instead of random ones: a(0) of the
-    reduced flow, or the logit singular values of a Hadamard start of the full flow."""
+    """The initial singular values themselves instead of random ones: a(0) of the
+    reduced flows, or the logit singular values of a balanced Hadamard start (full,
+    layerwise)."""
     seed: int = 0
     """Seed of the random start."""
+    model: Annotated[Model, tyro.conf.arg(name="")] = field(default_factory=Model)
     integration: Annotated[Integration, tyro.conf.arg(name="")] = field(
         default_factory=Integration
     )

@@ -100,6 +100,8 @@ def checked_rtol(rtol: float | None, flow: AbstractFlow, dtype) -> float:
     if rtol is None:
         if dtype != jnp.float64:
             return 1e-5
+        if not flow.is_smooth:
+            return 1e-6
         return 1e-7 if isinstance(flow, GradientFlow) else 1e-8
     if not floor <= rtol < 1:
         raise ValueError(

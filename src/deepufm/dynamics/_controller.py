@@ -36,6 +36,8 @@ _FIRST_CHANGE = 0.01
 # left is interpolated. The secant takes two or three tries at usual steps.
 _CLOSE = 16
 _MAX_TRIES = 12
+# The error ratio that a step let through at a kink counts as: the next grows by 1.08.
+_LET_THROUGH = 0.4
 
 
 class _ControllerState(eqx.Module):
@@ -64,6 +66,8 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
     landings: Float[Array, " saves"]  # ascending readings that steps must end on
     # Of (reading, state): rises through zero at a stop that must be landed on, too.
     excess: Callable[[Any, PyTree], RealScalar] | None
+    # The largest relative change of the state in a step that is accepted unchecked.
+    unchecked: RealScalar | None
     # What diffrax's implicit solvers read off a controller for their stage equations.
     rtol: RealScalar
     atol: RealScalar
@@ -76,6 +80,7 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         landings: Float[Array, " saves"],
         *,
         excess: Callable[[Any, PyTree], RealScalar] | None = None,
+        unchecked: RealScalar | None = None,
         pcoeff: float = 0.0,
         icoeff: float = 1.0,
     ):
@@ -83,6 +88,7 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         self.tolerance = tolerance
         self.landings = landings
         self.excess = excess
+        self.unchecked = unchecked
         self.pid = diffrax.PIDController(
             rtol=0.0, atol=1.0, norm=_identity, pcoeff=pcoeff, icoeff=icoeff
         )
@@ -126,11 +132,18 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         error = self.relative_error(y_error, y0, y1_candidate)
         ratio = jax.lax.stop_gradient(error / self.tolerance)
         ratio = jnp.where(jnp.isfinite(ratio), ratio, jnp.inf)
+        if self.unchecked is not None:
+            ratio, change = self._tolerate(ratio, y0, y1_candidate)
         zero = jnp.zeros_like(ratio)
         keep, next_t0, next_t1, jump, pid_state, result = self.pid.adapt_step_size(
             t0, t1, zero, zero, args, ratio, error_order, controller_state.pid
         )
         step = next_t1 - next_t0
+        if self.unchecked is not None:
+            # Never below what would be accepted unchecked.
+            least = 0.9 * (self.unchecked / change) * (t1 - t0)
+            shrunk = ~keep & jnp.isfinite(ratio) & (change > self.unchecked)
+            step = jnp.where(shrunk, jnp.maximum(step, least), step)
         resume = keep & controller_state.landed
         step = jnp.where(resume, jnp.maximum(step, controller_state.intended), step)
         next_t1, landed = self._aim(next_t0, step)
@@ -153,6 +166,19 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
             controller_state, t0, t1, y1_candidate,
             (keep, next_t0, next_t1, jump, state, result),
         )  # fmt: skip
+
+    def _tolerate(self, ratio, y0, y1) -> tuple[RealScalar, RealScalar]:
+        """Lowers the error of a step that is small enough to be let through.
+
+        Across a kink the error of a step falls no faster than its size, and an orbit
+        that slides along one would stop the controller for good. The steps let through
+        chatter about it, like gradient descent, and their mean slides.
+        """
+        assert self.unchecked is not None
+        step = jax.tree.map(jnp.subtract, y1, y0)
+        change = jax.lax.stop_gradient(self.relative_error(step, y0, y1))
+        small = jnp.isfinite(ratio) & (change <= self.unchecked)
+        return jnp.where(small, jnp.minimum(ratio, _LET_THROUGH), ratio), change
 
     def _land(self, before: _ControllerState, t0, t1, y1, proposal):
         """Takes a step across the stop again, to end where the secant says it is."""

@@ -36,6 +36,9 @@ class AbstractFlow(eqx.Module):
 
     # Whether the norm grows for ever; clocks that count it need this.
     norm_diverges: eqx.AbstractVar[bool]
+    # Whether the velocity is continuous. Where it is not, states may slide along a
+    # kink, and steps of a small change are let through unchecked (`_controller`).
+    is_smooth: eqx.AbstractVar[bool]
     # Whether `log_growth` is d log norm/dt itself, so that `LogNorm` reads log norm.
     growth_is_exact: eqx.AbstractClassVar[bool]
     # Whether states are logarithms, so that an entry of -inf (a zero) never moves.

@@ -25,6 +25,7 @@ from ..models import (
     AbstractLoss,
     ClassSizes,
     DeepUFM,
+    checked_sizes,
     class_labels,
     class_sizes,
 )
@@ -39,6 +40,12 @@ class GradientFlow(AbstractFlow):
     The norm is the Frobenius norm of all parameters. `LogNorm` advances by
     ‖dθ‖/‖θ‖, since the norm itself falls at first from most Gaussian starts. `log_loss`
     is that of the data; the penalty λ‖θ‖²/2 is not in it.
+
+    With a ReLU the velocity jumps where a pre-activation is zero, and orbits may slide
+    along such kinks, pushed back from either side (the flow is then a differential
+    inclusion). There `solve` takes steps that change no layer by more than the square
+    root of `rtol`, unchecked: the orbit is accurate to that order, at some thousand
+    steps.
 
     **Arguments:**
 
@@ -73,12 +80,8 @@ class GradientFlow(AbstractFlow):
         depth: RealLike | None = None,
         activation: AbstractActivation | None = None,
     ):
-        if not isinstance(per_class, int | np.integer):
-            per_class = class_sizes(len(per_class), per_class)
-        else:
-            (per_class,) = class_sizes(1, per_class)
         self.loss = loss
-        self.per_class = per_class
+        self.per_class = checked_sizes(per_class)
         self.weight_decay = _checked_decay(weight_decay)
         self.depth = None if depth is None else jnp.asarray(depth, float)
         self.activation = activation
@@ -87,6 +90,11 @@ class GradientFlow(AbstractFlow):
     def norm_diverges(self) -> bool:
         """Whether the loss has no finite minimiser, and nothing decays the weights."""
         return self.loss.norm_diverges and self.weight_decay is None
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether no activation puts kinks into the loss."""
+        return self.activation is None
 
     def at(self, log_time: RealScalar) -> "GradientFlow":
         """Returns the flow with the weight decay of log t, which is then constant."""

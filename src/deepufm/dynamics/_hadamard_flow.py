@@ -49,6 +49,7 @@ class HadamardFlow(AbstractFlow):
     num_classes: int = eqx.field(static=True)
     depth: RealScalar
     norm_diverges: ClassVar[bool] = True
+    is_smooth: ClassVar[bool] = True
     growth_is_exact: ClassVar[bool] = True
     log_state: ClassVar[bool] = True
 

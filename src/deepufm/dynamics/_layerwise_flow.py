@@ -43,6 +43,7 @@ class AbstractLayerwiseFlow(AbstractFlow):
     """d alpha_i^(l)/dt = r_i(a) prod_{r != l} alpha_i^(r), for a drive r."""
 
     depth: eqx.AbstractVar[RealScalar | None]
+    is_smooth: ClassVar[bool] = True
     growth_is_exact: ClassVar[bool] = False
     log_state: ClassVar[bool] = False
 
@@ -108,10 +109,11 @@ class AbstractLayerwiseFlow(AbstractFlow):
 
     def _moving(self, state: LayerModes) -> Array:
         """Returns which rows move, (L+1, 1): not the padding before the last row."""
-        rows = jnp.arange(state.shape[0])
+        rows = jnp.arange(state.shape[0], dtype=state.dtype)
         if self.depth is None:
             return jnp.ones_like(rows, bool)[:, None]
-        return ((rows < self.depth) | (rows == state.shape[0] - 1))[:, None]
+        inner = rows < self.depth.astype(state.dtype)
+        return (inner | (rows == state.shape[0] - 1))[:, None]
 
 
 class LayerwiseHadamardFlow(AbstractLayerwiseFlow):

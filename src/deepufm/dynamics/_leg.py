@@ -139,6 +139,7 @@ def _leg(
             method.rtol,
             here,
             excess=excess,
+            unchecked=None if flow.is_smooth else jnp.sqrt(method.rtol),
             **_pid_coefficients(method.solver),
         ),
         adjoint=method.adjoint,

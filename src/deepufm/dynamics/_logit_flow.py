@@ -15,7 +15,13 @@ import numpy as np
 
 from .._types import Labels, Logits, Modes, RealScalar, Tracer
 from ..geometry import frobenius_norm, log_frobenius_norm
-from ..models import AbstractLoss, ClassSizes, class_labels, class_sizes
+from ..models import (
+    AbstractLoss,
+    ClassSizes,
+    checked_sizes,
+    class_labels,
+    class_sizes,
+)
 from ._flow import AbstractFlow
 from ._hadamard_flow import (
     check_count,
@@ -40,14 +46,13 @@ class LogitMatrixFlow(AbstractFlow):
 
     loss: AbstractLoss
     per_class: ClassSizes = eqx.field(static=True)
+    is_smooth: ClassVar[bool] = True
     growth_is_exact: ClassVar[bool] = False
     log_state: ClassVar[bool] = False
 
-    def __check_init__(self):
-        if isinstance(self.per_class, tuple):
-            class_sizes(len(self.per_class), self.per_class)
-        else:
-            class_sizes(1, self.per_class)
+    def __init__(self, loss: AbstractLoss, per_class: ClassSizes):
+        self.loss = loss
+        self.per_class = checked_sizes(per_class)
 
     @property
     def norm_diverges(self) -> bool:
@@ -119,6 +124,7 @@ class LogitFlow(AbstractFlow):
 
     num_classes: int = eqx.field(static=True)
     norm_diverges: ClassVar[bool] = True
+    is_smooth: ClassVar[bool] = True
     growth_is_exact: ClassVar[bool] = True
     log_state: ClassVar[bool] = False
 

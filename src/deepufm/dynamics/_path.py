@@ -13,7 +13,8 @@ class Outcome(eqx.Enumeration):
     reached = "The stop was reached."
     step_budget = (
         "The step budget ran out before the stop. Raise `max_steps`, loosen `rtol`, or "
-        "use `LogTime` (long times) or `LogNorm` with an implicit solver (the limit)."
+        "use `LogTime` (long times) or `LogNorm` with an implicit solver (the limit). "
+        "A flow that has come to rest (MSE, weight decay) is stiff: stop it earlier."
     )
     non_finite = (
         "Every step gave NaN or inf, or an implicit solver could not solve its stages. "

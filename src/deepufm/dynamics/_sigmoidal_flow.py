@@ -49,6 +49,7 @@ class SigmoidalFlow(AbstractFlow):
     target: RealScalar | Modes
     rate: RealScalar
     norm_diverges: ClassVar[bool] = False
+    is_smooth: ClassVar[bool] = True
     growth_is_exact: ClassVar[bool] = True
     log_state: ClassVar[bool] = True
 

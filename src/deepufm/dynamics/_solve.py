@@ -54,7 +54,8 @@ def solve(
     - `solver`: a diffrax solver; `default_solver(flow, clock)` if `None`.
     - `rtol`: the largest relative error of a step, as the flow measures it: of any a_i
         in the reduced flow, of any layer's Frobenius norm in the full one. If `None`,
-        1e-8 for the reduced flows and 1e-7 for the full one, 1e-5 in float32.
+        1e-8 for the reduced flows, 1e-7 for the full one, 1e-6 for that with
+        activations; 1e-5 in float32.
     - `max_steps`: step budget, rejected steps included.
     - `adjoint`: how to differentiate. `None` is diffrax's `RecursiveCheckpointAdjoint`:
         reverse mode (`grad`, `vjp`). `diffrax.ForwardMode()` gives forward mode (`jvp`,

@@ -10,12 +10,17 @@ from ._style import COLOURS, canvas, label_time, log10_time, save, shades
 
 
 def orbit_figure(
-    path: Path, file: str | PathLike | None = None, *, num_classes: int, title: str = ""
+    path: Path,
+    file: str | PathLike | None = None,
+    *,
+    squared_error: bool = False,
+    title: str = "",
 ) -> Figure:
     """Plots normalised singular values, their sum, and KL from collapse.
 
     **Arguments:** `path` a solve with `observe=metrics`; `file` one to write, if any;
-    `num_classes` K, for the level of collapse, 1/(K-1); `title` what was run.
+    `squared_error` for orbits of `MSE`, which end with K equal singular values, not
+    K-1; `title` what was run.
 
     **Returns:** the figure, which a notebook shows.
     """
@@ -29,10 +34,13 @@ def orbit_figure(
         order = np.argsort(-values[-1])
         for index, colour in zip(order, shades(len(order)), strict=True):
             spectrum.plot(time, values[:, index] / total, color=colour, linewidth=1.2)
-        uniform = 1 / (num_classes - 1)
+        # The matrix flows have K singular values, the last of which collapse makes 0.
+        of_matrix = "mean_effective_rank" in observed
+        modes = values.shape[1] - (of_matrix and not squared_error)
+        uniform = 1 / modes
         spectrum.axhline(uniform, color="black", linestyle=":", linewidth=1)
         spectrum.annotate(
-            "collapse",
+            "Z = Y" if squared_error else "collapse",
             (1.01, uniform),
             xycoords=("axes fraction", "data"),
             fontsize=8,

@@ -26,14 +26,19 @@ _SYMBOLS = {
 _MAX_LINES = len(COLOURS)
 
 
-def sweep_figure(dataset: xr.Dataset, path: str | PathLike | None = None) -> Figure:
+def sweep_figure(
+    dataset: xr.Dataset, path: str | PathLike | None = None, *, title: str = ""
+) -> Figure:
     """Plots mean effective rank and logit margin, ± one sample standard deviation.
+
+    Modes without singular vectors have no margin; their log-loss stands in its place.
 
     The horizontal axis is depth where it varies, else the first axis that does; each
     combination of the others is a line (the first seven, as the title then says).
     Members that did not reach their stop are left out.
 
-    **Arguments:** `dataset` from `open_sweep`; `path` a file to write, if any.
+    **Arguments:** `dataset` from `open_sweep`; `path` a file to write, if any;
+    `title` what was run, before the grid's fixed values.
 
     **Returns:** the figure, which a notebook shows.
     """
@@ -41,10 +46,12 @@ def sweep_figure(dataset: xr.Dataset, path: str | PathLike | None = None) -> Fig
     across = "depth" if "depth" in varying or not varying else varying[0]
     others = [axis for axis in AXES if axis != across]
     reached = dataset.outcome == OUTCOMES.index("reached")
-    panels = {
-        "effective rank": dataset.final_effective_rank.where(reached),
-        r"smallest margin of $Z/\|Z\|_F$": dataset.final_logit_margin.where(reached),
-    }
+    panels = {"effective rank": dataset.final_effective_rank.where(reached)}
+    if "final_logit_margin" in dataset:
+        margin = dataset.final_logit_margin.where(reached)
+        panels[r"smallest margin of $Z/\|Z\|_F$"] = margin
+    else:
+        panels["log-loss"] = dataset.final_log_loss.where(reached)
     with canvas(1, 2, (9.0, 3.6)) as (figure, axes):
         for panel, (label, values) in zip(axes[0], panels.items(), strict=True):
             lines = values.stack(line=others).transpose("line", across, "seed")
@@ -59,7 +66,8 @@ def sweep_figure(dataset: xr.Dataset, path: str | PathLike | None = None) -> Fig
                 panel.set_xticks(dataset[across].values)
         if len(varying) > 1:
             axes[0, 0].legend(fontsize=8)
-        figure.suptitle(_title(dataset, varying, len(lines)), fontsize=9.5)
+        text = _title(dataset, varying, len(lines))
+        figure.suptitle(f"{title}; {text}" if title else text, fontsize=9.5)
         save(figure, path)
     return figure
 

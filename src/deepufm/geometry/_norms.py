@@ -18,19 +18,28 @@ def frobenius_norm(
 
     **Returns:** the norm; 0 (with gradient 0) for zeros, NaN where `x` has a NaN.
     """
-    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=axis, keepdims=True))
-    zero = largest == 0
-    scale = jnp.where(zero, 1, largest)
-    # The inner `where` keeps sqrt away from 0, where its derivative is infinite.
-    scaled = jnp.where(zero, 1, x / scale)
-    root = jnp.sqrt(jnp.sum(scaled * scaled, axis=axis, keepdims=True))
+    scale, root, zero = _scaled_root(x, axis)
     return jnp.squeeze(jnp.where(zero, 0, scale * root), axis=axis)
 
 
 def log_frobenius_norm(
     x: Float[Array, "..."], axis: int | tuple[int, ...] | None = None
 ) -> Float[Array, "..."]:
-    """Returns the natural logarithm of `frobenius_norm`, −inf for zeros."""
-    norm = frobenius_norm(x, axis)
-    zero = norm == 0
-    return jnp.where(zero, -jnp.inf, jnp.log(jnp.where(zero, 1, norm)))
+    """Returns the natural logarithm of `frobenius_norm`, −inf for zeros.
+
+    Finite also where the norm itself is beyond the largest float.
+    """
+    scale, root, zero = _scaled_root(x, axis)
+    return jnp.squeeze(jnp.where(zero, -jnp.inf, jnp.log(scale) + jnp.log(root)), axis)
+
+
+def _scaled_root(x, axis):
+    """Returns (s, r, zero) with norm s·r, both positive and of finite logarithm."""
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=axis, keepdims=True))
+    zero = largest == 0
+    # Above this 1/scale is subnormal, and flushed to zero where division is by it.
+    most = 0.5 / jnp.finfo(largest.dtype).tiny
+    scale = jnp.where(zero, 1, jnp.minimum(largest, most))
+    # The inner `where` keeps sqrt away from 0, where its derivative is infinite.
+    scaled = jnp.where(zero, 1, x / scale)
+    return scale, jnp.sqrt(jnp.sum(scaled * scaled, axis=axis, keepdims=True)), zero

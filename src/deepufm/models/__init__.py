@@ -3,6 +3,7 @@
 from ._activations import AbstractActivation as AbstractActivation, ReLU as ReLU
 from ._class_sizes import (
     ClassSizes as ClassSizes,
+    checked_sizes as checked_sizes,
     class_labels as class_labels,
     class_sizes as class_sizes,
 )

@@ -16,10 +16,13 @@ def class_sizes(num_classes: int, per_class: ClassSizes) -> tuple[int, ...]:
 
     **Raises:** `ValueError` for a size below 1, or a tuple of another length than K.
     """
-    if isinstance(per_class, int | np.integer):
-        sizes = (int(per_class),) * num_classes
-    else:
-        sizes = tuple(int(size) for size in per_class)
+    given = per_class if isinstance(per_class, tuple) else (per_class,) * num_classes
+    if not all(isinstance(size, int | np.integer) for size in given):
+        raise ValueError(
+            "Argument `per_class` must be a whole number, or a tuple of one for each "
+            f"class, but is {per_class}."
+        )
+    sizes = tuple(int(size) for size in given)
     if len(sizes) != num_classes:
         raise ValueError(
             "Argument `per_class` must be one number, or one for each of the "
@@ -31,6 +34,17 @@ def class_sizes(num_classes: int, per_class: ClassSizes) -> tuple[int, ...]:
             "without examples cannot be learned: leave it out."
         )
     return sizes
+
+
+def checked_sizes(per_class: ClassSizes) -> ClassSizes:
+    """Returns n as an int or the sizes as a tuple of ints, for any K.
+
+    **Raises:** `ValueError` for a size below 1.
+    """
+    if isinstance(per_class, tuple):
+        return class_sizes(len(per_class), per_class)
+    (size,) = class_sizes(1, per_class)
+    return size
 
 
 def class_labels(num_classes: int, per_class: ClassSizes) -> Labels:

@@ -96,7 +96,9 @@ class MSE(AbstractLoss):
         error = _one_hot(logits, labels) - logits
         largest = jax.lax.stop_gradient(jnp.max(jnp.abs(error)))
         at_rest = largest == 0
-        scale = jnp.where(at_rest, 1, largest)
+        # As in `frobenius_norm`: 1/scale must be no subnormal number.
+        most = 0.5 / jnp.finfo(largest.dtype).tiny
+        scale = jnp.where(at_rest, 1, jnp.minimum(largest, most))
         return error / scale, jnp.where(at_rest, -jnp.inf, jnp.log(scale))
 
     def log_loss(self, logits: Logits, labels: Labels) -> RealScalar:

@@ -56,9 +56,12 @@ def check_modes(name: str, a: Float[Array, "..."]) -> None:
 
 
 def check_sizes(
-    num_classes, width, depth, pad_width=None, pad_depth=None, bottleneck=False
+    num_classes, width, depth, pad_width=None, pad_depth=None, bottleneck=None
 ) -> None:
-    """Raises `ValueError` for sizes below 1, d < K unasked, and too small a padding."""
+    """Raises `ValueError` for sizes below 1, d < K unasked, and too small a padding.
+
+    **Arguments:** `bottleneck` whether d < K was asked for; `None` where it cannot be.
+    """
     smallest = {"num_classes": 2, "width": 1, "depth": 1}
     given = {"num_classes": num_classes, "width": width, "depth": depth}
     for name, least in smallest.items():
@@ -78,7 +81,8 @@ def check_sizes(
     if width < num_classes and not bottleneck:
         raise ValueError(
             f"Argument `width` must be at least num_classes = {num_classes}, but is "
-            f"{width}. Use a wider model, or `bottleneck=True`."
+            f"{width}. Use a wider model"
+            + (", or `bottleneck=True`." if bottleneck is False else ".")
         )
     for name, size, pad in (("width", width, pad_width), ("depth", depth, pad_depth)):
         if pad is not None and pad < size:

@@ -1,9 +1,20 @@
 """Grids of runs, and the stores they are written to."""
 
-from ._family import (
-    Family as Family,
+from ._family import Family as Family, Shape as Shape
+from ._matrix_families import (
     GaussianFamily as GaussianFamily,
-    Shape as Shape,
+    LogitMatrixFamily as LogitMatrixFamily,
+    MatrixFamily as MatrixFamily,
+    OrthogonalFamily as OrthogonalFamily,
+    PartnerFamily as PartnerFamily,
+    Structure as Structure,
+    StructureFamily as StructureFamily,
+)
+from ._mode_families import (
+    LayerwiseFamily as LayerwiseFamily,
+    LinearisedFamily as LinearisedFamily,
+    LogitModesFamily as LogitModesFamily,
+    MSEModesFamily as MSEModesFamily,
     UniformModesFamily as UniformModesFamily,
 )
 from ._run import (

@@ -10,7 +10,8 @@ from typing import Any
 import diffrax
 
 from ..dynamics import AbstractClock, AbstractStop, FinalTime, LogTime, SaveEvery
-from ._family import Family, GaussianFamily, Shape
+from ._family import Family, Shape
+from ._matrix_families import GaussianFamily
 
 # The order of the axes in every table and store; seeds come last.
 AXES = ("num_classes", "per_class", "width", "depth", "scale")
@@ -123,14 +124,15 @@ class SweepSpec:
     def shape_of(self, cell: Cell) -> Shape:
         """Returns the padded shape that this cell's members are run in.
 
-        One program serves all depths and widths of a given K and n: a compilation
-        costs more than the padding of a grid up to some hundred members.
+        One program serves all depths and widths of a given K and n where the family
+        pads along them: a compilation costs more than the padding of a grid up to some
+        hundred members.
         """
-        if "width" not in self.family.axes:  # nothing to pad; depth may be infinite
-            return Shape(cell.num_classes, cell.per_class, 1, 1)
-        return Shape(
-            num_classes=cell.num_classes,
-            per_class=cell.per_class,
-            width=max(self.grid.values("width")),
-            depth=int(max(self.grid.values("depth"))),
-        )
+
+        def size(axis: str) -> int:
+            if axis in self.family.padded:
+                return int(max(self.grid.values(axis)))
+            return getattr(cell, axis) if axis in self.family.exact else 1
+
+        width, depth = int(size("width")), int(size("depth"))
+        return Shape(cell.num_classes, cell.per_class, width, depth)

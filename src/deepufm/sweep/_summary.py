@@ -18,21 +18,19 @@ def summarise(dataset: xr.Dataset) -> pd.DataFrame:
     reached = dataset.outcome == OUTCOMES.index("reached")
     rank = dataset.final_effective_rank.where(reached)
     # One seed has a mean and no spread: ddof=1 of one value is NaN, and shown as such.
-    table = xr.Dataset(
-        {
-            "effective rank": rank.mean("seed"),
-            "sd": _spread(rank),
-            "logit margin": dataset.final_logit_margin.where(reached).mean("seed"),
-            "log-loss": dataset.final_log_loss.where(reached).mean("seed"),
-            "outcomes": xr.apply_ufunc(
-                _count,
-                dataset.outcome,
-                input_core_dims=[["seed"]],
-                vectorize=True,
-                output_dtypes=[object],
-            ),
-        }
+    columns = {"effective rank": rank.mean("seed"), "sd": _spread(rank)}
+    if "final_logit_margin" in dataset:  # modes without singular vectors have none
+        margin = dataset.final_logit_margin.where(reached)
+        columns["logit margin"] = margin.mean("seed")
+    columns["log-loss"] = dataset.final_log_loss.where(reached).mean("seed")
+    columns["outcomes"] = xr.apply_ufunc(
+        _count,
+        dataset.outcome,
+        input_core_dims=[["seed"]],
+        vectorize=True,
+        output_dtypes=[object],
     )
+    table = xr.Dataset(columns)
     frame = table.to_dataframe(dim_order=list(AXES)).reset_index()
     return frame.loc[:, [*axes, *table.data_vars]]
 
