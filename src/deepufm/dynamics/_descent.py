@@ -167,7 +167,9 @@ def _descend(run: _Run, model: DeepUFM) -> Descent:
     written = reached[kept]
 
     def rows(leaf):
-        leaf = leaf[kept].astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        leaf = leaf[kept]
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            leaf = leaf.astype(float)  # integers have no NaN
         mask = written.reshape(written.shape + (1,) * (leaf.ndim - 1))
         return jnp.where(mask, leaf, jnp.nan)
 

@@ -57,19 +57,20 @@ class AbstractLayerwiseFlow(AbstractFlow):
 
     def logit_modes(self, state: LayerModes) -> Modes:
         """Returns a_i, the products over the layers."""
-        signs, logs = jnp.sign(state), _safe_log(state)
+        signs, logs = _signs_and_logs(state)
         return jnp.prod(signs, axis=0) * jnp.exp(jnp.sum(logs, axis=0))
 
     def __call__(self, state: LayerModes) -> tuple[LayerModes, RealScalar]:
         """Returns (d alpha/dt / exp(log_speed), log_speed)."""
         drive, log_scale = self.drive(self.logit_modes(state))
         signs, logs = _leave_one_out(state)
-        logs = jnp.where(self._moving(state), logs, -jnp.inf)
-        largest = jax.lax.stop_gradient(jnp.max(logs))
+        moving = self._moving(state)
+        largest = jnp.max(jnp.where(moving & (signs != 0), logs, -jnp.inf))
         still = jnp.isneginf(largest)
         size = jnp.where(still, 0, largest)
-        some = ~jnp.isneginf(logs)
-        products = jnp.where(some, jnp.exp(jnp.where(some, logs, 0) - size), 0)
+        # Where the sign is 0, for the derivative alone: no bound by `largest`.
+        excess = jnp.minimum(logs - size, jnp.log(jnp.finfo(logs.dtype).max))
+        products = jnp.where(moving, jnp.exp(excess), 0)
         log_speed = jnp.where(still, -jnp.inf, log_scale + size)
         return drive[None, :] * signs * products, log_speed
 
@@ -238,15 +239,19 @@ def layer_modes(a: Modes, depth: int) -> LayerModes:
     return jnp.broadcast_to(jnp.where(positive, root, 0), (int(depth) + 1, *a.shape))
 
 
-def _safe_log(x: LayerModes) -> LayerModes:
-    """Returns log |x|, -inf (and no infinite derivative) at zero."""
-    zero = x == 0
-    return jnp.where(zero, -jnp.inf, jnp.log(jnp.abs(jnp.where(zero, 1, x))))
+def _signs_and_logs(x: LayerModes) -> tuple[LayerModes, LayerModes]:
+    """Returns x/s and log s with s = |x|, 1 at zero.
+
+    s is a constant to differentiation, so that the derivatives are those of x, which
+    do not vanish at zero: one layer of zeros moves at once.
+    """
+    size = jax.lax.stop_gradient(jnp.where(x == 0, 1, jnp.abs(x)))
+    return x / size, jnp.log(size)
 
 
 def _leave_one_out(state: LayerModes) -> tuple[LayerModes, LayerModes]:
     """Returns sign and log magnitude of the product of all other layers, for each."""
-    signs, logs = jnp.sign(state), _safe_log(state)
+    signs, logs = _signs_and_logs(state)
 
     def others(values, accumulate, neutral, combine):
         first = jnp.full_like(values[:1], neutral)

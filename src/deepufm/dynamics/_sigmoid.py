@@ -30,14 +30,16 @@ def log_sigmoid_time(
     middle = jnp.clip(_LOG_HALF, start, end)
     k = jnp.arange(_TERMS, dtype=end.dtype)
     # Below one half: y^{k-1-p} integrates to y^c/c, c = k - p, negative for k = 0 only.
-    c = jnp.abs(k - power)
+    c = jnp.where(k == 0, power, k - power)
     log_scale = jnp.where(k == 0, -power * start, c * middle)
     below = log_scale + _log_ramp(c, middle - start)
     # Above: (1-x)^{-1-p} = Σ binomial(p+k, k) x^k in x = 1 - y, of falling x.
     log_x0, log_x = _log_complement(middle), _log_complement(end)
+    # log x0 - log x without cancellation where the two are close.
+    fall = jnp.log1p(jnp.exp(middle - log_x) * jnp.expm1(end - middle))
     ratios = jnp.log1p(power / jnp.maximum(k, 1))
     log_binomial = jnp.cumsum(jnp.where(k == 0, 0, ratios))
-    above = log_binomial + k * log_x0 + _log_ramp(k, log_x0 - log_x)
+    above = log_binomial + k * log_x0 + _log_ramp(k, fall)
     log_time = jax.nn.logsumexp(jnp.concatenate([below, above]))
     return jnp.where(valid, log_time, jnp.nan)
 
@@ -65,13 +67,19 @@ def log_sigmoid_value(
     bracket = odds0, jnp.clip(linear, odds0, _SATURATED)
     low, _ = jax.lax.fori_loop(0, 64, halve, jax.lax.stop_gradient(bracket))
     # One Newton step in log τ polishes, and carries the derivatives.
-    odds = jax.lax.stop_gradient(jnp.maximum(low, jnp.nextafter(odds0, jnp.inf)))
+    hold = jax.lax.stop_gradient
+    odds = hold(jnp.maximum(low, jnp.nextafter(hold(odds0), jnp.inf)))
     error = log_sigmoid_time(_from_odds(odds), start, power) - log_time
     slope = jnp.exp(power * jax.nn.softplus(-odds) - log_time)
-    step = error / jax.lax.stop_gradient(slope)
+    step = error / hold(slope)
     usable = jnp.isfinite(step) & (odds < 30)
     refined = jnp.where(usable, odds - jnp.where(usable, step, 0), odds)
-    odds = jnp.where(power == 0, linear, refined)
+    # At p = 0 by p alone: the rest of the derivatives is in `linear`.
+    exact = hold(linear)
+    by_power = log_sigmoid_time(_from_odds(exact), hold(start), power)
+    by_power = (by_power - hold(by_power)) * jnp.exp(hold(log_time))
+    flat = linear - jnp.where(exact < 30, by_power, 0)
+    odds = jnp.where(power == 0, flat, refined)
     log_y = jnp.where(moving, _from_odds(odds), start)
     return jnp.where(valid, log_y, jnp.nan)
 
@@ -79,9 +87,10 @@ def log_sigmoid_value(
 def _log_ramp(c: Float[Array, " terms"], length: RealScalar) -> Float[Array, " terms"]:
     """Returns log of (1 - e^{-c·length})/c, of log(length) at c = 0; -inf for none."""
     flat, empty = c == 0, length == 0
-    c = jnp.where(flat, 1, c)
     length = jnp.where(empty, 1, length)
-    ramp = jnp.where(flat, length, -jnp.expm1(-c * length) / c)
+    at_zero = length * (1 - 0.5 * c * length)  # for its derivative by c
+    c = jnp.where(flat, 1, c)
+    ramp = jnp.where(flat, at_zero, -jnp.expm1(-c * length) / c)
     return jnp.where(empty, -jnp.inf, jnp.log(ramp))
 
 
