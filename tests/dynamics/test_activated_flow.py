@@ -202,8 +202,8 @@ def test_padding_with_a_traced_depth_changes_nothing():
 
 @pytest.fixture(scope="module")
 def path():
-    # Orbits slide along the kinks, where pre-activations stay at zero. Every crossing
-    # is a step of the size of the tolerance: at 1e-7 the budget runs out within t = 2.
+    # Orbits slide along the kinks, where pre-activations stay at zero and steps are not
+    # of the solver's order: a loose tolerance reaches the end in a few hundred.
     flow = GradientFlow(CrossEntropy(), PER_CLASS, activation=ReLU())
     return ufm.solve(
         flow, draw(0), stop=ufm.FinalTime(1e3), saves=20, keep_states=True, rtol=1e-4
@@ -223,8 +223,8 @@ def test_differences_of_squared_norms_are_conserved(path):
     differences = np.diff(squares, axis=0)
     assert np.all(squares[:, -1] > 2 * squares[:, 0])
     drift = np.max(np.abs(differences - differences[:, :1])) / np.max(squares)
-    # Measured: 2.9e-5, of the tolerance of 1e-4 a step.
-    assert drift < 1.5e-4
+    # Measured: 1.4e-4, of the tolerance of 1e-4 a step; 4.2e-6 at 1e-7.
+    assert drift < 7e-4
 
 
 def test_the_loss_of_relu_layers_falls_all_the_way(path):

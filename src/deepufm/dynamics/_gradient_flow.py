@@ -45,7 +45,8 @@ class GradientFlow(AbstractFlow):
     along such kinks, pushed back from either side (the flow is then a differential
     inclusion). There `solve` takes steps that change no layer by more than the square
     root of `rtol`, unchecked: the orbit is accurate to that order, at some thousand
-    steps.
+    steps. (Where several units slide at once the inclusion may have more orbits than
+    one, and descent and flow may differ by more.)
 
     **Arguments:**
 
