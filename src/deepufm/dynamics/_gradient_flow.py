@@ -288,13 +288,14 @@ def _largest(x: Float[Array, "..."]) -> RealScalar:
 def _checked_decay(decay) -> RealScalar | PiecewiseConstant | None:
     """Returns λ as an array or a schedule, `None` where it is zero for ever."""
     values = decay.values if isinstance(decay, PiecewiseConstant) else decay
-    array = jnp.asarray(values, float)
-    if not isinstance(array, Tracer):
-        if not bool(jnp.all((array >= 0) & jnp.isfinite(array))):
+    # Not by jnp: under `jit` that would make a traced zero of the default.
+    if not isinstance(values, Tracer):
+        array = np.asarray(values, float)
+        if not np.all((array >= 0) & np.isfinite(array)):
             raise ValueError(
                 f"Argument `weight_decay` must be finite and at least 0, but is "
-                f"{np.asarray(array)}."
+                f"{array}."
             )
-        if not bool(jnp.any(array > 0)):
+        if not np.any(array > 0):
             return None
-    return decay if isinstance(decay, PiecewiseConstant) else array
+    return decay if isinstance(decay, PiecewiseConstant) else jnp.asarray(decay, float)
