@@ -250,3 +250,13 @@ def test_a_state_of_another_kind_is_refused(unhooked):
 def test_per_class_below_one_is_refused():
     with pytest.raises(ValueError, match="`per_class` must be at least 1, but is 0"):
         GradientFlow(CrossEntropy(), 0)
+
+
+def test_a_float32_model_moves_alike_beside_float64(key):
+    model = ufm.gaussian(key, num_classes=3, per_class=2, width=4, depth=2)
+    single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), model)
+    direction, log_speed = jax.jit(GradientFlow(CrossEntropy(), 2))(single)
+    reference, log_reference = jax.jit(GradientFlow(CrossEntropy(), 2))(model)
+    assert log_speed.dtype == direction.head.dtype == jnp.float32
+    np.testing.assert_allclose(log_speed, log_reference, rtol=1e-5)
+    np.testing.assert_allclose(direction.head, reference.head, rtol=1e-4, atol=1e-6)

@@ -49,6 +49,9 @@ class Gutter(AbstractFlow):
         size = jnp.maximum(jnp.linalg.norm(before), jnp.linalg.norm(after))
         return jnp.linalg.norm(error) / size
 
+    def crosses_kink(self, before, after):
+        return (before[1] > 0) != (after[1] > 0)
+
     def check(self, state):
         pass
 
@@ -116,3 +119,19 @@ def test_relu_layers_slide_as_small_steps_of_descent_do():
     distance = jnp.linalg.norm(logits - reference) / jnp.linalg.norm(reference)
     # Measured 7.3e-4, and 8.6e-4 from a solve at rtol 1e-8.
     assert float(distance) < 3e-3
+
+
+def test_no_step_is_let_through_but_across_a_kink():
+    """Gates of 1 and 1 - 1e-9: at rest, steps at the stability limit are no kinks."""
+    model = ufm.gaussian(
+        jax.random.key(0), num_classes=4, per_class=2, width=6, depth=2
+    )
+    nearly = ufm.GradientFlow(ufm.MSE(), 2, activation=ufm.ReLU(1 - 1e-9))
+    linear = ufm.GradientFlow(ufm.MSE(), 2, activation=ufm.ReLU(1.0))
+    ends = [
+        ufm.solve(flow, model, stop=ufm.FinalTime(300.0), saves=2).final
+        for flow in (nearly, linear)
+    ]
+    heads = np.asarray([end.head for end in ends])
+    # Measured 3e-6; steps let through at rest would walk by 5e-3.
+    np.testing.assert_allclose(*heads, atol=2e-5 * np.abs(heads).max())

@@ -261,3 +261,11 @@ def test_a_stop_met_in_the_second_phase_is_reached_through_the_first(start, chai
     assert distance(path.final, chained[1]) < 5e-11
     assert path.final_observables["decay"] == 0
     assert_rows_are_in_order(path, start)
+
+
+def test_the_rounding_of_a_clock_is_not_past_a_switch():
+    """`LogTime` returns log t of the switch a rounding late."""
+    decay = ufm.PiecewiseConstant((0.1, 0.0), (3.0,))
+    switch = float(decay.log_switches[0])
+    late = [float(decay(jnp.asarray(switch + d))) for d in (2.3e-16, 1e-13)]
+    assert late == [0.1, 0.0]

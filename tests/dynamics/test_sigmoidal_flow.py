@@ -346,3 +346,10 @@ def test_bad_argument_is_refused(build, message):
 def test_bad_state_is_refused(flow, state, message):
     with pytest.raises(ValueError, match=message):
         flow.check(state)
+
+
+def test_a_time_that_is_nan_has_no_value():
+    """Rows of a path that were not reached; -inf alone is the start."""
+    flow, start = ufm.SigmoidalFlow.linearised(2.0), jnp.asarray([-3.0, -1.0])
+    assert np.isnan(flow.solution(start, jnp.nan)).all()
+    np.testing.assert_array_equal(flow.solution(start, -jnp.inf), start)

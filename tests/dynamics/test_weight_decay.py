@@ -199,3 +199,14 @@ def test_frozen_layers_do_not_decay(model):
     for rate, want in zip(got, plain_rates(model, 0.5)):
         np.testing.assert_allclose(np.exp(log_speed) * rate, want, rtol=1e-12)
     np.testing.assert_array_equal(direction.hidden[1], 0)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-8])
+def test_the_velocity_is_linear_in_the_decay_at_zero_too(model, decay):
+    def velocity(rate):
+        flow = ufm.GradientFlow(ufm.CrossEntropy(), 2, rate)
+        direction, log_speed = flow(model)
+        return jnp.exp(log_speed) * direction.head
+
+    slope = jax.jit(jax.jacfwd(velocity))(jnp.asarray(decay))
+    np.testing.assert_allclose(slope, -model.head, rtol=1e-12)

@@ -60,9 +60,9 @@ def test_a_slope_is_static():
     assert ufm.ReLU(0.3) != ufm.ReLU(0.2)
 
 
-@pytest.mark.parametrize("slope", [-0.1, 1.0, 2.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("slope", [-0.1, 1.1, 2.0, float("nan"), float("inf")])
 def test_a_slope_outside_zero_to_one_is_refused(slope):
-    message = f"`negative_slope`.*at least 0 and below 1, but is {slope}"
+    message = f"`negative_slope`.*lie between 0 and 1, but is {slope}"
     with pytest.raises(ValueError, match=message) as error:
         ufm.ReLU(negative_slope=slope)
     assert "\n" not in str(error.value)

@@ -354,7 +354,7 @@ def test_bad_hadamard_modes_are_refused(key, a, message):
 @pytest.mark.parametrize(
     ("shape", "filling", "message"),
     [
-        ((1, 3), 1.0, "`depth` must be at least 1, but is 0"),
+        ((1, 3), 1.0, "must hold one row a matrix"),
         ((3, 5), 1.0, "`num_classes` must be a power of two.*is 6"),
         ((3, 7), 1.0, "`width` must be at least num_classes = 8, but is 7"),
         ((3, 3), math.nan, "`alpha` must be finite"),
@@ -375,3 +375,22 @@ def test_too_narrow_a_width_is_refused(key):
 def test_logits_that_are_not_finite_are_refused(key):
     with pytest.raises(ValueError, match="`logits` must be finite"):
         ufm.balanced(key, jnp.full((4, 4), jnp.nan), width=4, depth=2)
+
+
+def test_a_bottleneck_knows_float32s_rounding(key):
+    polygon = ufm.regular_polygon(6).astype(jnp.float32)
+    model = ufm.balanced(key, polygon, width=2, depth=1, bottleneck=True)
+    np.testing.assert_allclose(model.head @ model.features, polygon, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("a", "depth", "message"),
+    [
+        ([1.0, -1.0], 2, "entry 1 is -1"),
+        ([np.nan, 1.0], 2, "entry 0 is nan"),
+        ([1.0, 1.0], 0, "`depth` must be a whole number"),
+    ],
+)
+def test_layer_modes_refuse_what_has_no_root(a, depth, message):
+    with pytest.raises(ValueError, match=message):
+        ufm.layer_modes(jnp.asarray(a), depth)

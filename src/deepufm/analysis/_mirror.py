@@ -56,7 +56,7 @@ def mirror_map(log_a: Modes, depth: RealLike) -> Modes:
 
 
 def inverse_mirror_map(dual: Modes, depth: RealLike) -> Modes:
-    """Returns log a with φ'(a) = `dual`; a dual of 1/p or more has none, and gives NaN.
+    """Returns log a with φ'(a) = `dual`: inf at a dual of 1/p, NaN above.
 
     **Raises:** `ValueError` for a depth below 1.
     """

@@ -24,8 +24,11 @@ def sweep_spec(command: Sweep) -> "SweepSpec":
         """The values of an axis that the family reads; one that means nothing else."""
         return read(name, getattr(command, name)) if name in family.axes else (1,)
 
+    sizes, words = model.class_sizes, command.num_classes
+    if sizes and words == Sweep().num_classes:
+        words = (str(len(sizes)),)  # class sizes say K
     grid = Grid(
-        num_classes=whole_numbers("num_classes", command.num_classes),
+        num_classes=whole_numbers("num_classes", words),
         per_class=axis("per_class", whole_numbers),
         width=axis("width", whole_numbers),
         depth=axis("depth", read_numbers),
@@ -44,7 +47,7 @@ def sweep_spec(command: Sweep) -> "SweepSpec":
     )
 
 
-def make_stop(options: Integration, default_time: float):
+def make_stop(options: Integration, default_time: float | None):
     from ..dynamics import FinalNorm, FinalTime, LogLossBelow
 
     given = [
@@ -61,7 +64,14 @@ def make_stop(options: Integration, default_time: float):
         return FinalNorm(options.final_norm)
     if options.log_loss is not None:
         return LogLossBelow(options.log_loss)
-    return FinalTime(default_time if options.final_time is None else options.final_time)
+    if options.final_time is not None:
+        return FinalTime(options.final_time)
+    if default_time is None:
+        raise ValueError(
+            "This flow comes to rest (mse, linearised, weight decay for ever), after a "
+            "time that depends on the start: say when to stop, with --final-time."
+        )
+    return FinalTime(default_time)
 
 
 def make_clock(name: Clock):

@@ -97,8 +97,18 @@ def check_model(model: Model) -> None:
         raise ValueError(f"--perturbation means nothing with --init {model.init}.")
     if model.plain_std and model.init not in ("gaussian", "partner"):
         raise ValueError(f"--plain-std means nothing with --init {model.init}.")
+    if not 0 <= model.weight_decay < float("inf"):
+        raise ValueError(
+            f"--weight-decay must be finite and at least 0, but is {model.weight_decay}."
+        )
     if model.decay_until is not None and not model.weight_decay > 0:
         raise ValueError("--decay-until needs a positive --weight-decay.")
+    linear = model.init in ("partner", *_STRUCTURES)
+    if model.activation != "none" and linear:
+        raise ValueError(
+            f"--init {model.init} builds the logits of linear layers: it means nothing "
+            f"with --activation {model.activation}."
+        )
 
 
 def check_axes(command, family: "Family") -> None:
@@ -117,13 +127,14 @@ def _default(command, name: str):
     return next(f.default for f in fields(type(command)) if f.name == name)
 
 
-def default_time(model: Model, otherwise: float) -> float:
-    """Returns when to stop unasked; flows with a finite limit are at rest by then."""
-    if model.loss in ("mse", "linearised"):
-        return 1e3
-    if model.weight_decay and model.decay_until is None:
-        return 1e4
-    return otherwise
+def default_time(model: Model, otherwise: float) -> float | None:
+    """Returns when to stop unasked; `None` for flows that come to rest on the way.
+
+    How long they take depends on the start, and going on from there is costly.
+    """
+    for_ever = model.weight_decay and model.decay_until is None
+    rests = model.loss in ("mse", "linearised") or for_ever
+    return None if rests else otherwise
 
 
 def one_member(command: Solve) -> "tuple[AbstractFlow, object, str]":
@@ -199,8 +210,8 @@ def _given_start(command: Solve, key, shape, depth):
     """Returns the state whose logit singular values are those of --start."""
     import jax.numpy as jnp
 
-    from ..dynamics import layer_modes, log_modes
-    from ..models import hadamard
+    from ..dynamics import log_modes
+    from ..models import hadamard, layer_modes
 
     model = command.model
     given = jnp.asarray(command.start, float)
@@ -209,12 +220,13 @@ def _given_start(command: Solve, key, shape, depth):
     if model.flow == "reduced-logits":
         return given
     if model.flow == "layerwise":
-        log_modes(given)  # refuses negative ones
         return layer_modes(given, int(depth))
-    if model.flow == "logits" or model.class_sizes or model.init != "gaussian":
+    other = model.class_sizes or model.init != "gaussian" or model.activation != "none"
+    if model.flow == "logits" or other:
         raise ValueError(
             "--start gives the singular values of a Hadamard start: of the full flow "
-            "with classes of one size and no other --init, or of the flows of modes."
+            "with linear layers, classes of one size and no other --init, or of the "
+            "flows of modes."
         )
     return hadamard(
         key, given, per_class=shape.per_class, width=shape.width, depth=shape.depth
@@ -243,7 +255,10 @@ def describe_model(model: Model) -> str:
         until = "" if model.decay_until is None else f" to t = {model.decay_until:g}"
         parts.append(f"λ = {model.weight_decay:g}{until}")
     if model.init != "gaussian":
-        parts.append(model.init)
+        noise = f" + {model.perturbation:g}" if model.perturbation else ""
+        parts.append(model.init + noise)
+    if model.uniform != (0.0, 1.0):
+        parts.append("U[{:g}, {:g}]".format(*model.uniform))
     return ", ".join(parts)
 
 

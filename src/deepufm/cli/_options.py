@@ -25,11 +25,13 @@ class Integration:
     """How members are integrated, and when they are done."""
 
     final_time: float | None = None
-    """Stop at this time t of the flow. [without any stop: 1e8 (sweep), 1e10 (solve)]"""
+    """Stop at this time t of the flow. [without any stop: 1e8 (sweep), 1e10 (solve);
+    flows that come to rest have no default]"""
     log_final_time: float | None = None
     """Stop at this natural logarithm of t, for times no float holds (2303: 1e1000)."""
     final_norm: float | None = None
-    """Stop at this norm: of all parameters (full flow), sum of modes (reduced flow)."""
+    """Stop at this norm: Frobenius, of all parameters (full, layerwise) or of the
+    logits, or the sum of the modes (reduced)."""
     log_loss: float | None = None
     """Stop when the natural logarithm of the loss has fallen to this."""
     clock: Clock = "log-time"
@@ -105,7 +107,7 @@ class Sweep:
 
       deepufm sweep --depth 3 --scale 0.1 0.3 1 --log-final-time 700
 
-      deepufm sweep --activation relu --class-sizes 9 5 3 1 --num-classes 4 --width 20
+      deepufm sweep --activation relu --class-sizes 9 5 3 1 --width 20
     """
 
     num_classes: Values = ("10",)

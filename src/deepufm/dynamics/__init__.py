@@ -27,7 +27,6 @@ from ._layerwise_flow import (
     AbstractLayerwiseFlow as AbstractLayerwiseFlow,
     LayerwiseHadamardFlow as LayerwiseHadamardFlow,
     LayerwiseMSEFlow as LayerwiseMSEFlow,
-    layer_modes as layer_modes,
     mse_targets as mse_targets,
 )
 from ._logit_flow import LogitFlow as LogitFlow, LogitMatrixFlow as LogitMatrixFlow

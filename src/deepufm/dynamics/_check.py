@@ -9,7 +9,7 @@ from .._types import State, Tracer
 from ._clock import AbstractClock, LogNorm, LogTime
 from ._flow import AbstractFlow
 from ._gradient_flow import GradientFlow
-from ._logit_flow import LogitFlow
+from ._logit_flow import LogitFlow, LogitMatrixFlow
 from ._saves import SaveEvery
 from ._stop import AbstractStop
 
@@ -93,6 +93,14 @@ def _check_grows(a) -> None:
         )
 
 
+def _check_nonzero(logits) -> None:
+    if not isinstance(logits, Tracer) and not bool(jnp.any(logits != 0)):
+        raise ValueError(
+            "`LogNorm` counts relative growth, of which logits of zero have none. Use "
+            "`LogTime` or `ArcLength`."
+        )
+
+
 def checked_rtol(rtol: float | None, flow: AbstractFlow, dtype) -> float:
     if isinstance(rtol, Tracer):
         raise ValueError("Argument `rtol` must be a number, not a traced value.")
@@ -115,11 +123,14 @@ def check_options(flow, y0, stop, clock, saves, solver, max_steps) -> None:
     """Raises `ValueError` for options that do not fit each other."""
     if isinstance(clock, LogNorm) and not flow.norm_diverges:
         raise ValueError(
-            "`LogNorm` needs a norm that grows for ever, but this flow has a finite "
-            "limit (MSE or weight decay). Use `LogTime`."
+            "`LogNorm` needs a norm that grows for ever, but this flow comes to rest "
+            "(MSE), or does so while its weights decay. Use `LogTime`."
         )
-    if isinstance(flow, LogitFlow) and isinstance(clock, LogNorm):
-        _check_grows(y0)
+    if isinstance(clock, LogNorm):
+        if isinstance(flow, LogitFlow):
+            _check_grows(y0)
+        elif isinstance(flow, LogitMatrixFlow):
+            _check_nonzero(y0)
     if max_steps < 1:
         raise ValueError(
             f"Argument `max_steps` must be at least 1, but is {max_steps}."

@@ -66,8 +66,10 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
     landings: Float[Array, " saves"]  # ascending readings that steps must end on
     # Of (reading, state): rises through zero at a stop that must be landed on, too.
     excess: Callable[[Any, PyTree], RealScalar] | None
-    # The largest relative change of the state in a step that is accepted unchecked.
-    unchecked: RealScalar | None
+    # Of the states before and after a step: whether the velocity jumps between them.
+    # Such steps are accepted unchecked that change the state by no more than this.
+    crosses: Callable[[PyTree, PyTree], BoolScalar] | None
+    unchecked: RealScalar
     # What diffrax's implicit solvers read off a controller for their stage equations.
     rtol: RealScalar
     atol: RealScalar
@@ -80,7 +82,7 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         landings: Float[Array, " saves"],
         *,
         excess: Callable[[Any, PyTree], RealScalar] | None = None,
-        unchecked: RealScalar | None = None,
+        crosses: Callable[[PyTree, PyTree], BoolScalar] | None = None,
         pcoeff: float = 0.0,
         icoeff: float = 1.0,
     ):
@@ -88,7 +90,8 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         self.tolerance = tolerance
         self.landings = landings
         self.excess = excess
-        self.unchecked = unchecked
+        self.crosses = crosses
+        self.unchecked = jnp.sqrt(tolerance)
         self.pid = diffrax.PIDController(
             rtol=0.0, atol=1.0, norm=_identity, pcoeff=pcoeff, icoeff=icoeff
         )
@@ -132,15 +135,16 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         error = self.relative_error(y_error, y0, y1_candidate)
         ratio = jax.lax.stop_gradient(error / self.tolerance)
         ratio = jnp.where(jnp.isfinite(ratio), ratio, jnp.inf)
-        if self.unchecked is not None:
+        change = None
+        if self.crosses is not None:
             ratio, change = self._tolerate(ratio, y0, y1_candidate)
         zero = jnp.zeros_like(ratio)
         keep, next_t0, next_t1, jump, pid_state, result = self.pid.adapt_step_size(
             t0, t1, zero, zero, args, ratio, error_order, controller_state.pid
         )
         step = next_t1 - next_t0
-        if self.unchecked is not None:
-            # Never below what would be accepted unchecked.
+        if change is not None:
+            # Never below what may be accepted unchecked.
             least = 0.9 * (self.unchecked / change) * (t1 - t0)
             shrunk = ~keep & jnp.isfinite(ratio) & (change > self.unchecked)
             step = jnp.where(shrunk, jnp.maximum(step, least), step)
@@ -168,16 +172,17 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         )  # fmt: skip
 
     def _tolerate(self, ratio, y0, y1) -> tuple[RealScalar, RealScalar]:
-        """Lowers the error of a step that is small enough to be let through.
+        """Lowers the error of a small step across a kink; returns its change as well.
 
         Across a kink the error of a step falls no faster than its size, and an orbit
         that slides along one would stop the controller for good. The steps let through
         chatter about it, like gradient descent, and their mean slides.
         """
-        assert self.unchecked is not None
+        assert self.crosses is not None
         step = jax.tree.map(jnp.subtract, y1, y0)
         change = jax.lax.stop_gradient(self.relative_error(step, y0, y1))
         small = jnp.isfinite(ratio) & (change <= self.unchecked)
+        small = small & self.crosses(y0, y1)
         return jnp.where(small, jnp.minimum(ratio, _LET_THROUGH), ratio), change
 
     def _land(self, before: _ControllerState, t0, t1, y1, proposal):

@@ -8,7 +8,7 @@ Whole runs are traced: a scan over chunks that end on the saved steps, with a lo
 updates inside. So they can be mapped over models, and differentiated forwards.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -54,7 +54,7 @@ def descend(
     activation: AbstractActivation | None = None,
     depth: RealLike | None = None,
     stop: AbstractStop | None = None,
-    saves: int | tuple[int, ...] = 100,
+    saves: int | Sequence[int] = 100,
     observe: Observe | None = None,
     keep_states: bool = False,
     chunk: int = 10_000,
@@ -80,7 +80,7 @@ def descend(
     - `progress`: called as progress(step, steps) at the end of every chunk.
 
     **Returns:** a `Descent`. A run that diverges ends with outcome `non_finite`, its
-    rows and its last finite state kept.
+    rows and its last finite state kept. Differentiable in forward mode (`jvp`) only.
 
     **Raises:** `ValueError` for a model that does not fit, counts below 1, or a stop
     at a time, which `steps` already is.
@@ -91,8 +91,15 @@ def descend(
     flow = GradientFlow(loss, per_class, depth=depth, activation=activation)
     flow.check(model)
     for name, value in {"steps": steps, "chunk": chunk}.items():
-        if value < 1:
-            raise ValueError(f"Argument `{name}` must be at least 1, but is {value}.")
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(
+                f"Argument `{name}` must be a whole number, at least 1, but is {value}."
+            )
+    if not isinstance(optimiser, optax.GradientTransformation):
+        raise ValueError(
+            "Argument `optimiser` must be an optax rule such as optax.sgd(0.05), but "
+            f"is {optimiser!r}."
+        )
     if isinstance(stop, FinalTime):
         raise ValueError(
             "Descent stops by `steps`, not by a time. Other stops are FinalNorm and "
@@ -128,14 +135,16 @@ class _Carry(eqx.Module):
 
 
 def _ends(
-    steps: int, saves: int | tuple[int, ...], chunk: int
+    steps: int, saves: int | Sequence[int], chunk: int
 ) -> tuple[tuple[int, bool], ...]:
     """Returns where chunks end, and whether that step is saved."""
-    if isinstance(saves, tuple):
-        saved = set(saves)
-        if not saved or min(saved) < 0 or max(saved) > steps:
+    if not isinstance(saves, int | np.integer):
+        whole = all(isinstance(step, int | np.integer) for step in saves)
+        saved = {int(step) for step in saves}
+        if not whole or not saved or min(saved) < 0 or max(saved) > steps:
             raise ValueError(
-                f"Steps to save at must lie between 0 and {steps}, but are {saves}."
+                f"Steps to save at must be whole numbers from 0 to {steps}, but are "
+                f"{saves}."
             )
     elif saves < 2:
         raise ValueError(

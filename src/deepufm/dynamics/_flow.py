@@ -13,7 +13,7 @@ import abc
 
 import equinox as eqx
 
-from .._types import RealScalar, State
+from .._types import BoolScalar, RealScalar, State
 
 
 class Motion(eqx.Module):
@@ -37,7 +37,7 @@ class AbstractFlow(eqx.Module):
     # Whether the norm grows for ever; clocks that count it need this.
     norm_diverges: eqx.AbstractVar[bool]
     # Whether the velocity is continuous. Where it is not, states may slide along a
-    # kink, and steps of a small change are let through unchecked (`_controller`).
+    # kink, and small steps across it are let through unchecked (`_controller`).
     is_smooth: eqx.AbstractVar[bool]
     # Whether `log_growth` is d log norm/dt itself, so that `LogNorm` reads log norm.
     growth_is_exact: eqx.AbstractClassVar[bool]
@@ -81,6 +81,13 @@ class AbstractFlow(eqx.Module):
         singular value in the reduced flow, the largest ratio of Frobenius norms over
         the layers in the matrix flow. Frozen padding counts nowhere.
         """
+
+    def crosses_kink(self, before: State, after: State) -> BoolScalar:
+        """Returns whether the velocity jumps between two states.
+
+        Asked only of flows that are not smooth, which must say.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say.")
 
     @abc.abstractmethod
     def check(self, state: State) -> None:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._types import Labels, Logits, RealLike, RealScalar, Tracer
+from .._types import BoolScalar, Labels, Logits, RealLike, RealScalar, Tracer
 from ..geometry import frobenius_norm, log_frobenius_norm
 from ..models import (
     AbstractActivation,
@@ -28,6 +28,7 @@ from ..models import (
     checked_sizes,
     class_labels,
     class_sizes,
+    propagate,
 )
 from ._flow import AbstractFlow
 from ._gradient import Factors, activated_factors, linear_factors
@@ -43,10 +44,10 @@ class GradientFlow(AbstractFlow):
 
     With a ReLU the velocity jumps where a pre-activation is zero, and orbits may slide
     along such kinks, pushed back from either side (the flow is then a differential
-    inclusion). There `solve` takes steps that change no layer by more than the square
-    root of `rtol`, unchecked: the orbit is accurate to that order, at some thousand
-    steps. (Where several units slide at once the inclusion may have more orbits than
-    one, and descent and flow may differ by more.)
+    inclusion). There `solve` lets steps across a kink through unchecked that change no
+    layer by more than the square root of `rtol`: the orbit is accurate to that order,
+    at some thousand steps. (Where several units slide at once the inclusion may have
+    more orbits than one, and descent and flow may differ by more.)
 
     **Arguments:**
 
@@ -96,6 +97,13 @@ class GradientFlow(AbstractFlow):
     def is_smooth(self) -> bool:
         """Whether no activation puts kinks into the loss."""
         return self.activation is None
+
+    def crosses_kink(self, before: DeepUFM, after: DeepUFM) -> BoolScalar:
+        """Returns whether any unit's gate differs between two states."""
+        assert self.activation is not None
+        _, _, gates = propagate(before, self.activation, self.depth)
+        _, _, others = propagate(after, self.activation, self.depth)
+        return jnp.any(gates != others)
 
     def at(self, log_time: RealScalar) -> "GradientFlow":
         """Returns the flow with the weight decay of log t, which is then constant."""
@@ -165,7 +173,8 @@ class GradientFlow(AbstractFlow):
         logs = jnp.log(jnp.where(norms == 0, 1, norms))
         tiny = jnp.log(jnp.finfo(norms.dtype).tiny)
         underflow = jnp.all(norms > 0) & (jnp.sum(logs) - jnp.max(logs) < tiny)
-        return jnp.where(moves, 0, jnp.where(underflow, jnp.nan, -jnp.inf))
+        speed = jnp.where(moves, 0, jnp.where(underflow, jnp.nan, -jnp.inf))
+        return speed.astype(norms.dtype)
 
     def _with_decay(
         self, state: DeepUFM, direction: DeepUFM, log_speed: RealScalar
@@ -182,7 +191,11 @@ class GradientFlow(AbstractFlow):
         total = jnp.logaddexp(log_speed, log_decay)
         still = jnp.isneginf(total)
         unit = jnp.where(still, 0, total)
-        pull, decay = jnp.exp(log_speed - unit), jnp.exp(log_rate - unit)
+        pull = jnp.exp(log_speed - unit)
+        # At a rate of zero by the rate itself, for its derivative.
+        most = jnp.log(jnp.finfo(unit.dtype).max)
+        linear = rate * jnp.exp(jnp.minimum(-unit, most))
+        decay = jnp.where(positive, jnp.exp(log_rate - unit), linear)
         moving = eqx.tree_at(lambda s: s.hidden, state, self.drop_frozen(state.hidden))
         combined = jax.tree.map(lambda d, x: pull * d - decay * x, direction, moving)
         return combined, total
@@ -273,6 +286,7 @@ class GradientFlow(AbstractFlow):
     def drop_frozen(
         self, layers: Float[Array, "layers ..."]
     ) -> Float[Array, "layers ..."]:
+        """Returns hidden layers with zeros in place of those that are padding."""
         if self.depth is None:
             return layers
         moving = jnp.arange(layers.shape[0], dtype=self.depth.dtype) < self.depth - 1
@@ -291,6 +305,11 @@ def _checked_decay(decay) -> RealScalar | PiecewiseConstant | None:
     # Not by jnp: under `jit` that would make a traced zero of the default.
     if not isinstance(values, Tracer):
         array = np.asarray(values, float)
+        if array.ndim and not isinstance(decay, PiecewiseConstant):
+            raise ValueError(
+                "Argument `weight_decay` must be one number, or a PiecewiseConstant of "
+                f"several, but is {decay}."
+            )
         if not np.all((array >= 0) & np.isfinite(array)):
             raise ValueError(
                 f"Argument `weight_decay` must be finite and at least 0, but is "

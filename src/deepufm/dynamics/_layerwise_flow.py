@@ -182,6 +182,8 @@ class LayerwiseMSEFlow(AbstractLayerwiseFlow):
 
     - `targets`: s, (modes,), the singular values of Y: `mse_targets(K, n)`.
     - `depth`: as for `LayerwiseHadamardFlow`.
+
+    **Raises:** `ValueError` for targets that are negative or not finite.
     """
 
     targets: Modes
@@ -190,6 +192,14 @@ class LayerwiseMSEFlow(AbstractLayerwiseFlow):
 
     def __init__(self, targets: Modes, *, depth: RealLike | None = None):
         self.targets = jnp.asarray(targets, float)
+        known = not isinstance(self.targets, Tracer)
+        if self.targets.ndim != 1 or (
+            known and not np.all(np.isfinite(self.targets) & (self.targets >= 0))
+        ):
+            raise ValueError(
+                "Argument `targets` must hold one finite number >= 0 a mode, but is "
+                f"{targets}. Those of Y are `mse_targets(K, n)`."
+            )
         self.depth = None if depth is None else jnp.asarray(depth, float)
 
     def drive(self, a: Modes) -> tuple[Modes, RealScalar]:
@@ -221,22 +231,6 @@ def mse_targets(num_classes: int, per_class: ClassSizes) -> Modes:
     **Raises:** `ValueError` as `class_sizes`.
     """
     return jnp.sqrt(jnp.asarray(class_sizes(num_classes, per_class), float))
-
-
-def layer_modes(a: Modes, depth: int) -> LayerModes:
-    """Returns the balanced alpha^(l) = a^{1/(L+1)}, (L+1, modes) (P1 eq. 42).
-
-    **Arguments:** `a` >= 0 in the matrix flow's units; `depth` L.
-
-    **Raises:** `ValueError` for a depth that is no whole number >= 1.
-    """
-    if depth != int(depth) or depth < 1:
-        raise ValueError(
-            f"Argument `depth` must be a whole number, at least 1, but is {depth}."
-        )
-    positive = a > 0
-    root = jnp.where(positive, a, 1) ** (1 / (depth + 1))
-    return jnp.broadcast_to(jnp.where(positive, root, 0), (int(depth) + 1, *a.shape))
 
 
 def _signs_and_logs(x: LayerModes) -> tuple[LayerModes, LayerModes]:

@@ -104,49 +104,21 @@ def _leg(
     the readings to save at; `log_switch` log t of the switch; `over` nothing is left to
     do.
     """
-    clock = method.clock
+    clock, reading = method.clock, start.reading
     log_time = None if log_switch is None else start.log_time
     problem, inner = embed(flow, clock, start.state, log_time)
-    horizon = jnp.asarray(clock.horizon, start.reading.dtype)
-    end = horizon if final is None else final
+    end = jnp.asarray(clock.horizon, reading.dtype) if final is None else final
     if log_switch is not None and isinstance(clock, AbstractTimeClock):
         end = jnp.minimum(end, clock.reading(log_switch))
         log_switch = None  # the reading says it all
-
     excess = _excess(problem, method.stop if final is None else None, log_switch)
-    event = None
     if excess is not None:
-        event = _event(excess)
-        end = jnp.where(excess(start.reading, inner) >= 0, start.reading, end)
+        end = jnp.where(excess(reading, inner) >= 0, reading, end)
     if over is not None:
-        end = jnp.where(over, start.reading, end)
-    end = jnp.maximum(end, start.reading)
+        end = jnp.where(over, reading, end)
+    end = jnp.maximum(end, reading)
 
-    here = jnp.clip(times, start.reading, end)
-    # Time clocks know log t from the reading; nothing else may be wanted of a state.
-    needed = method.wants_states or isinstance(clock, AbstractStateClock)
-    saved = diffrax.SubSaveAt(ts=here, fn=_state if needed else _nothing)
-    solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(problem.vector_field),
-        method.solver,
-        t0=start.reading,
-        t1=end,
-        dt0=None,
-        y0=inner,
-        saveat=diffrax.SaveAt(subs=[saved, diffrax.SubSaveAt(t1=True)]),
-        stepsize_controller=RelativeController(
-            problem.relative_error,
-            method.rtol,
-            here,
-            excess=excess,
-            unchecked=None if flow.is_smooth else jnp.sqrt(method.rtol),
-            **_pid_coefficients(method.solver),
-        ),
-        adjoint=method.adjoint,
-        event=event,
-        max_steps=method.max_steps,
-        throw=False,
-    )
+    solution = _integrate(problem, inner, method, reading, end, times, excess)
     assert solution.ts is not None
     assert solution.ys is not None
     (readings, last_readings), (inners, last_inners) = solution.ts, solution.ys
@@ -156,27 +128,78 @@ def _leg(
         problem.log_time(last_readings[-1], last_inner),
         last_readings[-1],
     )
-    outcome = _outcome_of(solution.result, event is not None, end, horizon)
-    done = outcome == Outcome.reached
-    if final is not None:
-        done = done & (last.reading >= final)
-    else:
-        met = solution.result == diffrax.RESULTS.event_occurred
-        done = done & (met | (end <= start.reading))
-        if log_switch is not None:
-            ahead = method.stop.excess(flow, last.log_time, last.state)
-            done = done & (ahead >= last.log_time - log_switch)
     # Readings of points beyond the leg were clipped; unwritten ones are infinite.
     written = readings == times
     states, log_times = _rows(problem, readings, inners, last_inners, written)
-    stats = SolveStats(
+    outcome = _outcome_of(solution.result, excess is not None, end, clock.horizon)
+    moved = end > reading
+    met = _met(flow, method, solution.result, last, final, log_switch, moved)
+    return Leg(
+        written=written,
+        readings=readings,
+        log_times=log_times,
+        states=states if method.wants_states else None,
+        last=last,
+        outcome=outcome,
+        stats=_stats(solution),
+        done=met & (outcome == Outcome.reached),
+    )
+
+
+def _integrate(
+    problem: Problem,
+    inner: tuple,
+    method: Method,
+    start: RealScalar,
+    end: RealScalar,
+    times: Float[Array, " saves"],
+    excess,
+) -> diffrax.Solution:
+    """Calls `diffeqsolve` from one reading of the clock to another."""
+    # Time clocks know log t from the reading; nothing else may be wanted of a state.
+    needed = method.wants_states or isinstance(method.clock, AbstractStateClock)
+    here = jnp.clip(times, start, end)
+    saved = diffrax.SubSaveAt(ts=here, fn=_state if needed else _nothing)
+    return diffrax.diffeqsolve(
+        diffrax.ODETerm(problem.vector_field),
+        method.solver,
+        t0=start,
+        t1=end,
+        dt0=None,
+        y0=inner,
+        saveat=diffrax.SaveAt(subs=[saved, diffrax.SubSaveAt(t1=True)]),
+        stepsize_controller=RelativeController(
+            problem.relative_error,
+            method.rtol,
+            here,
+            excess=excess,
+            crosses=None if problem.flow.is_smooth else problem.crosses_kink,
+            **_pid_coefficients(method.solver),
+        ),
+        adjoint=method.adjoint,
+        event=None if excess is None else _event(excess),
+        max_steps=method.max_steps,
+        throw=False,
+    )
+
+
+def _met(flow, method: Method, result, last: Point, final, log_switch, moved):
+    """Returns whether a leg that went well ended at the stop, not just at a switch."""
+    if final is not None:
+        return last.reading >= final
+    met = (result == diffrax.RESULTS.event_occurred) | ~moved
+    if log_switch is None:
+        return met
+    ahead = method.stop.excess(flow, last.log_time, last.state)
+    return met & (ahead >= last.log_time - log_switch)
+
+
+def _stats(solution: diffrax.Solution) -> SolveStats:
+    return SolveStats(
         num_steps=solution.stats["num_steps"],
         num_accepted=solution.stats["num_accepted_steps"],
         num_rejected=solution.stats["num_rejected_steps"],
     )
-    if not method.wants_states:
-        states = None
-    return Leg(written, readings, log_times, states, last, outcome, stats, done)
 
 
 def _rows(problem: Problem, readings, inners, last_inners, written):
@@ -258,7 +281,7 @@ def _pid_coefficients(solver: diffrax.AbstractSolver) -> dict[str, Any]:
 
 
 def _outcome_of(
-    result: diffrax.RESULTS, awaited: bool, end: RealScalar, horizon: RealScalar
+    result: diffrax.RESULTS, awaited: bool, end: RealScalar, horizon: float
 ) -> Outcome:
     """Translates diffrax's result; `awaited`: the stop was an event."""
     results = diffrax.RESULTS

@@ -35,8 +35,9 @@ from ._hadamard_flow import (
 class LogitMatrixFlow(AbstractFlow):
     """dZ/dt = -dL/dZ: the logit matrix optimised directly, the loss summed.
 
-    The simplex ETF is approached monotonically (P2 Thm 6), as the max-margin solution
-    of logistic regression. Norm and path are measured in the Frobenius norm; `LogNorm`
+    Under cross-entropy, from logits with Hadamard singular vectors, the simplex ETF is
+    approached monotonically (P2 Thm 6), as the max-margin solution of logistic
+    regression. Norm and path are measured in the Frobenius norm; `LogNorm`
     advances by ‖dZ‖/‖Z‖.
 
     **Arguments:** `loss`, an `AbstractLoss`; `per_class`, n or the class sizes.

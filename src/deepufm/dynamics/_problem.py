@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from .._types import RealScalar, State
+from .._types import BoolScalar, RealScalar, State
 from ._clock import AbstractClock, AbstractStateClock, AbstractTimeClock
 from ._flow import AbstractFlow
 
@@ -69,6 +69,10 @@ class Problem(eqx.Module):
         log_elapsed = jnp.log(jnp.where(started, inner[1], 1))
         log_time = log_elapsed - self.log_unit(self.state(inner))
         return jnp.where(started, log_time, -jnp.inf)
+
+    def crosses_kink(self, before: tuple, after: tuple) -> BoolScalar:
+        """Returns whether the velocity jumps between two states."""
+        return self.flow.crosses_kink(self.state(before), self.state(after))
 
     def relative_error(self, error: tuple, before: tuple, after: tuple) -> RealScalar:
         """Returns the larger of the flow's relative error and that of x."""

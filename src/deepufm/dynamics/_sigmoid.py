@@ -50,7 +50,7 @@ def log_sigmoid_value(
     """Returns log y at log τ from y(0); NaN unless 0 < y(0) < 1."""
     valid = (log_y0 < 0) & (log_y0 > -jnp.inf)
     start = jnp.where(valid, log_y0, _LOG_HALF)
-    moving = log_time > -jnp.inf
+    moving = ~jnp.isneginf(log_time)
     log_time = jnp.where(moving, log_time, 0)
     odds0 = start - _log_complement(start)
     linear = odds0 + jnp.exp(log_time)  # exact at p = 0, and an upper bound
@@ -81,7 +81,7 @@ def log_sigmoid_value(
     flat = linear - jnp.where(exact < 30, by_power, 0)
     odds = jnp.where(power == 0, flat, refined)
     log_y = jnp.where(moving, _from_odds(odds), start)
-    return jnp.where(valid, log_y, jnp.nan)
+    return jnp.where(valid & ~jnp.isnan(log_time), log_y, jnp.nan)
 
 
 def _log_ramp(c: Float[Array, " terms"], length: RealScalar) -> Float[Array, " terms"]:

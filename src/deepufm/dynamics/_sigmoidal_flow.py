@@ -66,6 +66,11 @@ class SigmoidalFlow(AbstractFlow):
     ) -> "SigmoidalFlow":
         """Returns the K modes of `MSE` from balanced layers, in the matrix units."""
         depth = checked_depth(depth)
+        if not isinstance(depth, Tracer) and not bool(jnp.isfinite(depth)):
+            raise ValueError(
+                "Argument `depth` must be finite for the squared error, whose modes "
+                f"grow at a rate of L+1, but is {depth}."
+            )
         return cls(depth, mse_targets(num_classes, per_class), depth + 1)
 
     @classmethod
@@ -148,7 +153,7 @@ class SigmoidalFlow(AbstractFlow):
         error = self.target.astype(state.dtype) - jnp.exp(log_a)
         direction = jnp.where(alive, error * jnp.exp(power * (log_a - reference)), 0)
         log_speed = jnp.log(self.rate.astype(state.dtype)) + power * reference
-        return direction, jnp.where(any_alive, log_speed, -jnp.inf)
+        return direction, jnp.where(jnp.any(direction != 0), log_speed, -jnp.inf)
 
     def log_norm(self, state: Modes) -> RealScalar:
         """Returns log of the sum of a."""

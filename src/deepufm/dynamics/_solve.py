@@ -38,8 +38,9 @@ def solve(
 
     **Arguments:**
 
-    - `y0`: the start: log a, (K-1,), for `HadamardFlow`; a for `LogitFlow`; a `DeepUFM`
-        for `GradientFlow`.
+    - `y0`: the start: a `DeepUFM` for `GradientFlow`; log a for `HadamardFlow` and
+        `SigmoidalFlow`; alpha, (L+1, modes), for the layerwise flows; a for
+        `LogitFlow`; Z for `LogitMatrixFlow`.
     - `stop`: `FinalTime`, `FinalNorm` or `LogLossBelow`.
     - `clock`: what the integration steps in; `LogTime()` if `None`. The orbit is the
         same under every clock.
@@ -49,14 +50,15 @@ def solve(
         start.
     - `observe`: `observe(flow, log_time, state) -> dict` of arrays, called at every
         saved point; `ufm.metrics` is the standard one.
-    - `keep_states`: whether to keep the states at the saved points; by default for the
-        reduced flows only (a state of d = 100, L = 10 takes 0.8 MB).
+    - `keep_states`: whether to keep the states at the saved points; by default for all
+        but `GradientFlow` (a state of d = 100, L = 10 takes 0.8 MB).
     - `solver`: a diffrax solver; `default_solver(flow, clock)` if `None`.
-    - `rtol`: the largest relative error of a step, as the flow measures it: of any a_i
-        in the reduced flow, of any layer's Frobenius norm in the full one. If `None`,
-        1e-8 for the reduced flows, 1e-7 for the full one, 1e-6 for that with
-        activations; 1e-5 in float32.
-    - `max_steps`: step budget, rejected steps included.
+    - `rtol`: the largest relative error of a step, as the flow measures it: of any
+        single value in the flows of modes, of any layer's Frobenius norm in the full
+        one, of ‖Z‖_F in that of the logits. If `None`, 1e-7 for the full flow, 1e-6 for
+        that with activations, 1e-8 for all others; 1e-5 in float32.
+    - `max_steps`: step budget, rejected steps included; each phase of a
+        `PiecewiseConstant` has its own.
     - `adjoint`: how to differentiate. `None` is diffrax's `RecursiveCheckpointAdjoint`:
         reverse mode (`grad`, `vjp`). `diffrax.ForwardMode()` gives forward mode (`jvp`,
         `jacfwd`), `diffrax.DirectAdjoint()` both, at a higher cost.

@@ -25,6 +25,7 @@ from ._spectral import (
     balanced as balanced,
     hadamard as hadamard,
     hadamard_layers as hadamard_layers,
+    layer_modes as layer_modes,
     near_structure as near_structure,
     spectral_partner as spectral_partner,
 )

@@ -35,9 +35,9 @@ class ReLU(AbstractActivation):
     negative_slope: float = eqx.field(static=True, default=0.0, converter=float)
 
     def __check_init__(self):
-        if not 0 <= self.negative_slope < 1:
+        if not 0 <= self.negative_slope <= 1:
             raise ValueError(
-                "Argument `negative_slope` of `ReLU` must be at least 0 and below 1, "
+                "Argument `negative_slope` of `ReLU` must lie between 0 and 1, "
                 f"but is {self.negative_slope}."
             )
 

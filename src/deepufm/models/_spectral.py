@@ -8,6 +8,7 @@ Z from the Hadamard matrix; the flow keeps them, and moves singular values alone
 
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,8 +22,6 @@ from ._random import draw, rotation
 from ._sizes import check_modes, check_positive, check_sizes
 
 _FIRST_ROTATION, _PERTURBATION = 2**16, 2**17
-# Relative to the largest, a singular value that a bottleneck may drop as rounding.
-_ROUNDING = 1e-12
 
 
 def hadamard(
@@ -56,7 +55,7 @@ def hadamard(
             "At least one a_i must be positive: a = 0 is an equilibrium, from which no "
             "mode grows."
         )
-    alpha = jnp.broadcast_to(_root(a, depth), (depth + 1, a.shape[0]))
+    alpha = layer_modes(a, depth)
     left, right = _hadamard_vectors(a, per_class)
     return _build(key, left, alpha, right, width, pad_width, pad_depth)
 
@@ -78,6 +77,11 @@ def hadamard_layers(
     **Raises:** `ValueError` for fewer than two layers, K no power of two, d < K, or an
     entry that is not finite.
     """
+    if alpha.ndim != 2 or alpha.shape[0] < 2:
+        raise ValueError(
+            "Argument `alpha` must hold one row a matrix, H_1, W_1, ..., W_L, with K-1 "
+            f"values each: its shape must be (L+1, K-1), but is {alpha.shape}."
+        )
     check_sizes(alpha.shape[1] + 1, width, alpha.shape[0] - 1)
     if not isinstance(alpha, Tracer) and not bool(jnp.all(jnp.isfinite(alpha))):
         raise ValueError("Argument `alpha` must be finite, but holds NaN or inf.")
@@ -116,16 +120,19 @@ def balanced(
         raise ValueError("Argument `logits` must be finite, but holds NaN or inf.")
     left, values, right = jnp.linalg.svd(logits, full_matrices=False)
     rank = min(width, *logits.shape)
-    dropped = values[rank:]
-    if not isinstance(dropped, Tracer) and bool(
-        jnp.any(dropped > _ROUNDING * values[0])
-    ):
+    # What a bottleneck drops must be rounding.
+    rounding = 16 * max(logits.shape) * jnp.finfo(values.dtype).eps
+    lost = jnp.any(values[rank:] > rounding * values[0])
+    if isinstance(lost, Tracer):
+        message = "The rank of the logits exceeds the width."
+        values = eqx.error_if(values, lost, message)
+    elif bool(lost):
         raise ValueError(
             f"Logits through a width of {width} have rank {width} at most, but "
             f"{logits.shape[0]} x {logits.shape[1]} ones with singular values "
             f"{np.asarray(values)} were given."
         )
-    alpha = jnp.broadcast_to(_root(values[:rank], depth), (depth + 1, rank))
+    alpha = layer_modes(values[:rank], depth)
     return _build(
         key, left[:, :rank], alpha, right[:rank].T, width, pad_width, pad_depth
     )
@@ -137,11 +144,11 @@ def spectral_partner(key: PRNGKey, model: DeepUFM) -> DeepUFM:
     Balanced, with the K-1 largest singular values of the random model's logits, the
     largest as mode 1: only the singular vectors differ.
 
-    **Arguments:** `key` for the orthogonal R_l; `model` with balanced classes and no
-    padding in depth.
+    **Arguments:** `key` for the orthogonal R_l; `model`, linear, with classes of one
+    size (which its arrays do not show) and no padding in depth.
 
-    **Raises:** `ValueError` where K is no power of two, d < K, or the classes cannot
-    be balanced.
+    **Raises:** `ValueError` where K is no power of two, d < K, or the examples are no
+    multiple of K.
     """
     num_classes = model.num_classes
     per_class, rest = divmod(model.features.shape[1], num_classes)
@@ -225,11 +232,25 @@ def alternating_modes(num_classes: int, gamma: RealLike, delta: RealLike) -> Mod
     return jnp.tile(pair, num_classes // 2)[: num_classes - 1]
 
 
-def _root(values: Modes, depth) -> Modes:
-    """Returns the (L+1)-th root, with derivative 0 at 0."""
-    positive = values > 0
-    safe = jnp.where(positive, values, 1)
-    return jnp.where(positive, safe ** (1 / (depth + 1)), 0)
+def layer_modes(a: Modes, depth: int) -> Float[Array, "matrices modes"]:
+    """Returns the balanced alpha^(l) = a^{1/(L+1)}, (L+1, modes) (P1 eq. 42).
+
+    The state of `LayerwiseHadamardFlow` that follows `HadamardFlow`. The derivative at
+    a_i = 0, infinite, counts as 0.
+
+    **Arguments:** `a` >= 0 in the matrix flow's units; `depth` L.
+
+    **Raises:** `ValueError` for a depth that is no whole number >= 1, or an entry of
+    `a` that is negative or not finite.
+    """
+    if depth != int(depth) or depth < 1:
+        raise ValueError(
+            f"Argument `depth` must be a whole number, at least 1, but is {depth}."
+        )
+    check_modes("a", a)
+    positive = a > 0
+    root = jnp.where(positive, a, 1) ** (1 / (depth + 1))
+    return jnp.broadcast_to(jnp.where(positive, root, 0), (int(depth) + 1, *a.shape))
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5, 6))

@@ -6,9 +6,15 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import jax
+import numpy as np
 
 from .._types import PRNGKey, RealScalar, SquareMatrix
-from ..dynamics import GradientFlow, LogitMatrixFlow, PiecewiseConstant
+from ..dynamics import (
+    GradientFlow,
+    HadamardFlow,
+    LogitMatrixFlow,
+    PiecewiseConstant,
+)
 from ..geometry import cross_polytope, regular_polygon, simplex_etf
 from ..models import (
     AbstractActivation,
@@ -153,13 +159,14 @@ class PartnerFamily(MatrixFamily):
     exact: ClassVar[tuple[str, ...]] = ("width", "depth")
 
     def check(self, num_classes, width, depth):
-        """Refuses also K that is no power of two."""
+        """Refuses also what no Hadamard start has."""
         super().check(num_classes, width, depth)
-        if num_classes & (num_classes - 1):
+        if self.class_sizes or self.activation is not None or self.bottleneck:
             raise ValueError(
-                "Argument `num_classes` must be a power of two for Hadamard "
-                f"initialisation, but is {num_classes}."
+                "A Hadamard start needs classes of one size, linear layers and a width "
+                "of at least K: leave out class sizes, activation and bottleneck."
             )
+        HadamardFlow(num_classes, 1)  # K a power of two
 
     def start(self, shape, sizes, key, depth, width, scale):
         """Draws a Gaussian model and takes over its logits' singular values."""
@@ -203,6 +210,18 @@ class StructureFamily(MatrixFamily):
     structure: Structure = Structure.SIMPLEX_ETF
     perturbation: float = 0.0
     exact: ClassVar[tuple[str, ...]] = ("width", "depth")
+
+    def check(self, num_classes, width, depth):
+        """Refuses also structures of a rank above the width, and activations."""
+        super().check(num_classes, width, depth)
+        if self.activation is not None:
+            raise ValueError("A structure's logits are those of linear layers.")
+        rank = np.linalg.matrix_rank(np.asarray(self.structure.logits(num_classes)))
+        if rank > width:
+            raise ValueError(
+                f"Logits through a width of {width} have rank {width} at most, but "
+                f"those of {self.structure.value} have {rank} at K = {num_classes}."
+            )
 
     def start(self, shape, sizes, key, depth, width, scale):
         """Builds the structure's logits and perturbs the layers."""
