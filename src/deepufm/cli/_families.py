@@ -97,9 +97,10 @@ def check_model(model: Model) -> None:
         raise ValueError(f"--perturbation means nothing with --init {model.init}.")
     if model.plain_std and model.init not in ("gaussian", "partner"):
         raise ValueError(f"--plain-std means nothing with --init {model.init}.")
-    if not 0 <= model.weight_decay < float("inf"):
+    decay = model.weight_decay
+    if not 0 <= decay < float("inf"):
         raise ValueError(
-            f"--weight-decay must be finite and at least 0, but is {model.weight_decay}."
+            f"--weight-decay must be finite and at least 0, but is {decay}."
         )
     if model.decay_until is not None and not model.weight_decay > 0:
         raise ValueError("--decay-until needs a positive --weight-decay.")
