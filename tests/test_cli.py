@@ -74,9 +74,13 @@ def test_members_that_do_not_reach_their_stop_are_counted(tmp_path, capsys):
     ("line", "expected"),
     [
         ("solve --flow reduced --num-classes 4 --final-time 1e3", "K = 4, L = 2"),
-        ("solve --flow reduced --start 1 1 .1 --final-time 1e3", "given start"),
         (
-            "solve --start 1 .5 .1 --per-class 2 --width 5 --depth 2 --final-time 10",
+            "solve --flow reduced --num-classes 4 --alternating 1 .1 --final-time 1e3",
+            "given start",
+        ),
+        (
+            "solve --start 1 .5 .1 --per-class 2 --width 5 --depth 2 --final-time 10 "
+            "--descent-step 0.1",
             "full flow, K = 4, n = 2, d = 5, L = 2, given start",
         ),
         (
@@ -165,6 +169,10 @@ def test_solve(line, expected, tmp_path, capsys):
         ),
         ("sweep --width 5", "or --bottleneck"),
         ("solve --flow logits --start 1 1 1", "--start gives the singular values"),
+        ("solve --descent-step 0.1", "needs a --final-time of at least one step"),
+        ("solve --flow reduced --descent-step 1 --final-time 9", "compares the full"),
+        ("solve --alternating 1 .1 --start 1 1 1", "either --start or --alternating"),
+        ("solve --negative-slope .1", "nothing without --activation relu"),
         ("solve --flow logits --loss mse", "say when to stop, with --final-time"),
         ("sweep --weight-decay .1", "say when to stop, with --final-time"),
         ("sweep --init polygon --activation relu", "logits of linear layers"),

@@ -3,11 +3,16 @@
 from typing import TYPE_CHECKING
 
 from ._families import check_axes, default_time, make_family
-from ._options import Clock, Integration, Solver, Sweep
+from ._options import Clock, Integration, Solve, Solver, Sweep
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from ..dynamics import SaveEvery
     from ..sweep import SweepSpec
+
+# Of `--descent-step`: an hour of a small model.
+_MOST_UPDATES = 1e8
 
 
 def sweep_spec(command: Sweep) -> "SweepSpec":
@@ -132,3 +137,47 @@ def read_numbers(name: str, words: tuple[str, ...]) -> tuple[float, ...]:
                 f"{word!r}."
             ) from None
     return tuple(numbers)
+
+
+def check_comparison(command: Solve, flow) -> None:
+    """Raises `ValueError` where --descent-step compares nothing, or without end."""
+    step, time = command.descent_step, command.integration.final_time
+    if step is None:
+        return
+    from ..dynamics import GradientFlow
+
+    if not isinstance(flow, GradientFlow) or flow.weight_decay is not None:
+        raise ValueError("--descent-step compares the full flow without weight decay.")
+    if time is None or not 0 < step <= time <= _MOST_UPDATES * step:
+        raise ValueError(
+            "--descent-step needs a --final-time of at least one step and at most "
+            f"{_MOST_UPDATES:g} steps."
+        )
+
+
+def compare(command: Solve, flow, start) -> "pd.DataFrame":
+    """Returns how far --descent-step's descent is from the flow, a row a doubling."""
+    import numpy as np
+    import pandas as pd
+
+    from ..dynamics import compare_with_flow
+
+    step, time = command.descent_step, command.integration.final_time
+    assert step is not None
+    assert time is not None
+    gap = compare_with_flow(
+        start,
+        flow.loss,
+        step,
+        round(time / step),
+        per_class=flow.per_class,
+        activation=flow.activation,
+    )
+    return pd.DataFrame(
+        {
+            "update": np.asarray(gap.step),
+            "time": step * np.asarray(gap.step),
+            "parameters off": np.asarray(gap.parameter_distance),
+            "logits off": np.asarray(gap.logit_distance),
+        }
+    )

@@ -5,7 +5,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ._build import make_clock, make_saves, make_solver, make_stop, sweep_spec
+from ._build import (
+    check_comparison,
+    compare,
+    make_clock,
+    make_saves,
+    make_solver,
+    make_stop,
+    sweep_spec,
+)
 from ._families import default_time, describe_model, one_member
 from ._options import Solve, Sweep
 from ._progress import Progress
@@ -59,6 +67,7 @@ def run_solve_command(command: Solve) -> int:
     from ..sweep import write_path
 
     flow, start, what = one_member(command)
+    check_comparison(command, flow)
     options = command.integration
     path = jax.block_until_ready(
         solve(
@@ -92,6 +101,9 @@ def run_solve_command(command: Solve) -> int:
         if name in path.final_observables:  # modes alone have no margin
             print(f"{label:15} {float(path.final_observables[name]):.6g}")
     print(f"steps           {int(path.stats.num_steps)}")
+    if command.descent_step is not None:
+        gap = compare(command, flow, start)
+        print(f"\n{gap.to_string(index=False, float_format='%.4g')}\n")
     print(f"results  {command.out}  (xarray.open_zarr)\npicture  {picture}")
     return int(outcome != "reached")
 

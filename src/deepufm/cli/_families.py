@@ -15,8 +15,8 @@ _STRUCTURES = ("simplex-etf", "cross-polytope", "polygon")
 # Which options of `Model` each flow reads, besides `flow` and `loss`.
 _READ = {
     "full": {
-        "activation", "weight_decay", "decay_until", "class_sizes", "bottleneck",
-        "init", "perturbation", "plain_std",
+        "activation", "negative_slope", "weight_decay", "decay_until", "class_sizes",
+        "bottleneck", "init", "perturbation", "plain_std",
     },
     "reduced": {"uniform"},
     "layerwise": {"uniform"},
@@ -55,12 +55,12 @@ def make_family(model: Model, *, plain_std: bool | None = None) -> "Family":
         return sweep.LogitModesFamily(*model.uniform)
     from ..models import MSE, CrossEntropy, ReLU
 
-    loss = MSE() if squared else CrossEntropy()
+    loss, relu = MSE() if squared else CrossEntropy(), model.activation == "relu"
     if model.flow == "logits":
         return sweep.LogitMatrixFamily(loss=loss, class_sizes=model.class_sizes)
     common = {
         "loss": loss,
-        "activation": ReLU() if model.activation == "relu" else None,
+        "activation": ReLU(model.negative_slope) if relu else None,
         "weight_decay": model.weight_decay,
         "decay_until": model.decay_until,
         "class_sizes": model.class_sizes,
@@ -93,6 +93,8 @@ def check_model(model: Model) -> None:
         if getattr(model, field.name) != field.default:
             option = "--" + field.name.replace("_", "-")
             raise ValueError(f"{option} means nothing with --flow {model.flow}.")
+    if model.negative_slope and model.activation != "relu":
+        raise ValueError("--negative-slope means nothing without --activation relu.")
     if model.perturbation and model.init not in _STRUCTURES:
         raise ValueError(f"--perturbation means nothing with --init {model.init}.")
     if model.plain_std and model.init not in ("gaussian", "partner"):
@@ -166,8 +168,13 @@ def one_member(command: Solve) -> "tuple[AbstractFlow, object, str]":
     sizes = (jnp.asarray(float(depth)), jnp.asarray(float(width)), jnp.asarray(scale))
     flow, start = family.member(shape, key, *sizes)
     what = _what(command, family, shape, depth)
-    if command.start:
-        return flow, _given_start(command, key, shape, depth), f"{what}, given start"
+    given = _given_modes(command, classes)
+    if given is not None:
+        return (
+            flow,
+            _given_start(command, key, shape, depth, given),
+            (f"{what}, given start"),
+        )
     return (
         flow,
         start,
@@ -196,7 +203,8 @@ def _num_classes(command: Solve) -> int:
 
 
 def _scale(command: Solve, plain: bool) -> float:
-    if command.start and command.scale is not None:
+    given = command.start or command.alternating is not None
+    if given and command.scale is not None:
         raise ValueError("Give either --start or --scale: a start has its own size.")
     scale = command.scale
     if scale is None:
@@ -207,15 +215,25 @@ def _scale(command: Solve, plain: bool) -> float:
     return scale
 
 
-def _given_start(command: Solve, key, shape, depth):
-    """Returns the state whose logit singular values are those of --start."""
+def _given_modes(command: Solve, classes: int):
+    """Returns the singular values of --start or --alternating, if either is given."""
     import jax.numpy as jnp
 
+    from ..models import alternating_modes
+
+    if command.alternating is None:
+        return jnp.asarray(command.start, float) if command.start else None
+    if command.start:
+        raise ValueError("Give either --start or --alternating, not both.")
+    return alternating_modes(classes, *command.alternating)
+
+
+def _given_start(command: Solve, key, shape, depth, given):
+    """Returns the state whose logit singular values are the given ones."""
     from ..dynamics import log_modes
     from ..models import hadamard, layer_modes
 
     model = command.model
-    given = jnp.asarray(command.start, float)
     if model.flow == "reduced":
         return log_modes(given)
     if model.flow == "reduced-logits":
@@ -251,7 +269,8 @@ def describe_model(model: Model) -> str:
     if model.class_sizes:
         parts.append(f"sizes {' '.join(map(str, model.class_sizes))}")
     if model.activation != "none":
-        parts.append(model.activation)
+        slope = f" ({model.negative_slope:g})" if model.negative_slope else ""
+        parts.append(model.activation + slope)
     if model.weight_decay:
         until = "" if model.decay_until is None else f" to t = {model.decay_until:g}"
         parts.append(f"λ = {model.weight_decay:g}{until}")

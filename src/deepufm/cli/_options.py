@@ -8,6 +8,13 @@ import tyro
 
 Clock = Literal["log-time", "physical-time", "arc-length", "log-norm"]
 Values = Annotated[tuple[str, ...], tyro.conf.arg(metavar="VALUE [VALUE ...]")]
+# The help texts say what stands in for a value; "(default: None)" would not.
+_REAL = tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")
+_WHOLE = tyro.conf.arg(metavar="INT", help_behavior_hint="")
+MaybeReal = Annotated[float | None, _REAL]
+MaybeWhole = Annotated[int | None, _WHOLE]
+Reals = Annotated[tuple[float, ...], tyro.conf.arg(help_behavior_hint="")]
+Wholes = Annotated[tuple[int, ...], tyro.conf.arg(help_behavior_hint="")]
 Solver = Literal["auto", "tsit5", "dopri5", "dopri8", "kvaerno3", "kvaerno5"]
 Flow = Literal["full", "reduced", "layerwise", "logits", "reduced-logits"]
 Loss = Literal["cross-entropy", "mse", "linearised"]
@@ -24,27 +31,27 @@ FIGURE_11_STD = 0.03
 class Integration:
     """How members are integrated, and when they are done."""
 
-    final_time: float | None = None
+    final_time: MaybeReal = None
     """Stop at this time t of the flow. [without any stop: 1e8 (sweep), 1e10 (solve);
     flows that come to rest have no default]"""
-    log_final_time: float | None = None
+    log_final_time: MaybeReal = None
     """Stop at this natural logarithm of t, for times no float holds (2303: 1e1000)."""
-    final_norm: float | None = None
+    final_norm: MaybeReal = None
     """Stop at this norm: Frobenius, of all parameters (full, layerwise) or of the
     logits, or the sum of the modes (reduced)."""
-    log_loss: float | None = None
+    log_loss: MaybeReal = None
     """Stop when the natural logarithm of the loss has fallen to this."""
     clock: Clock = "log-time"
     """What steps are taken in. log-time: to t of about 1e1000; log-norm: beyond that,
     towards the limit."""
     solver: Solver = "auto"
     """ODE solver; auto takes the one that the benchmarks found best for the clock."""
-    rtol: float | None = None
+    rtol: MaybeReal = None
     """Relative error allowed in a step. [default: 1e-7 (full), 1e-6 (full with relu),
     1e-8 (others); 1e-5 in float32]"""
     max_steps: int = 100_000
     """Steps after which a member is given up (outcome step_budget)."""
-    save_every: float | None = None
+    save_every: MaybeReal = None
     """Save at this step of the clock, where its end is not known in advance: any stop
     but a time on log-time and physical-time, or a norm on log-norm (reduced flow)."""
     dtype: Literal["float64", "float32"] = "float64"
@@ -64,11 +71,13 @@ class Model:
     the origin, where modes are independent (reduced)."""
     activation: Literal["none", "relu"] = "none"
     """What stands between the layers (full flow)."""
+    negative_slope: float = 0.0
+    """Slope of the relu below zero (leaky)."""
     weight_decay: float = 0.0
     """Add -lambda*theta to the flow (full)."""
-    decay_until: float | None = None
+    decay_until: MaybeReal = None
     """Switch the weight decay off at this time of the flow."""
-    class_sizes: tuple[int, ...] = ()
+    class_sizes: Wholes = ()
     """The K class sizes, where they are not all n (full, logits)."""
     bottleneck: bool = False
     """Allow widths d < K (full)."""
@@ -136,7 +145,7 @@ class Sweep:
     """Where to write; the picture goes beside it, with the suffix .png."""
     overwrite: bool = False
     """Replace an existing output."""
-    workers: int | None = None
+    workers: MaybeWhole = None
     """Grid points run at once. [default: one a core]"""
 
 
@@ -162,23 +171,31 @@ class Solve:
       deepufm solve --flow logits --loss mse --final-time 20
     """
 
-    num_classes: int | None = None
+    num_classes: MaybeWhole = None
     """Classes K. [default: 10 (full, logits), 16 (others)]"""
     per_class: int = 5
     """Examples per class n (not for reduced flows of cross-entropy)."""
     width: int = 100
     """Width d >= K (full flow)."""
-    depth: float | None = None
+    depth: MaybeReal = None
     """Depth L. [default: 3 (full), 2 (reduced, layerwise)]"""
-    scale: float | None = None
+    scale: MaybeReal = None
     """Size of the start, as --init and --uniform say. [default: 1e-3; for a Gaussian
     start entries of standard deviation 0.03; 1 for other matrices]"""
-    start: tuple[float, ...] = ()
+    start: Reals = ()
     """The initial singular values themselves instead of random ones: a(0) of the
     reduced flows, or the logit singular values of a balanced Hadamard start (full,
     layerwise)."""
+    alternating: Annotated[
+        tuple[float, float] | None, tyro.conf.arg(metavar="G D", help_behavior_hint="")
+    ] = None
+    """The start (G, D, G, ..., D, G) instead, between collapse (G = D) and the
+    cross-polytope (D = 0): eq. 49 of the paper."""
     seed: int = 0
     """Seed of the random start."""
+    descent_step: MaybeReal = None
+    """Also run plain gradient descent with this step on the summed loss to the same
+    --final-time, and print how far from the flow it is (full flow)."""
     model: Annotated[Model, tyro.conf.arg(name="")] = field(default_factory=Model)
     integration: Annotated[Integration, tyro.conf.arg(name="")] = field(
         default_factory=Integration
