@@ -9,7 +9,7 @@ import xarray as xr
 from deepufm import cli
 from deepufm.cli._build import read_numbers, sweep_spec
 from deepufm.cli._options import Sweep
-from deepufm.sweep import OUTCOMES, SweepSpec, check_spec
+from deepufm.sweep import OUTCOMES, SweepSpec, _run, check_spec
 
 TINY = (
     "sweep --flow reduced --num-classes 4 --depth 1 2 --scale 0.01 --seeds 2 "
@@ -55,6 +55,44 @@ def test_sweep_prints_a_table_and_writes_store_and_picture(tmp_path, capsys):
     lines = printed.err.splitlines()
     assert [line.split()[0] for line in lines] == ["2/4", "4/4"]
     assert "\r" not in printed.err
+
+
+def test_an_interrupted_sweep_is_resumed_shown_and_told_apart(
+    tmp_path, capsys, monkeypatch
+):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    calls, run_cell = [], _run.run_cell
+    monkeypatch.setattr("os._exit", lambda code: code)
+    with monkeypatch.context() as after_one_cell:
+        after_one_cell.setattr("deepufm.cli._progress.Progress.update", interrupt)
+        assert run(TINY + " --workers 1 --out s.zarr") is None  # for want of an exit
+    line = TINY + " --workers 1 --out s.zarr"
+    assert "with --resume goes on" in capsys.readouterr().err
+    assert run("status s.zarr") == 1
+    assert "2 of 4 members done" in capsys.readouterr().out
+    monkeypatch.setattr(_run, "run_cell", lambda *a: (calls.append(a), run_cell(*a))[1])
+    assert run(line + " --resume --rtol 1e-6") == 2
+    assert "'rtol: default' then, 'rtol: 1e-06' now" in capsys.readouterr().err
+    assert run(line + " --resume") == 0
+    assert len(calls) == 1  # the cell that was finished is not computed again
+    table = capsys.readouterr().out.split("\n\n")[0]
+    (tmp_path / "s.png").unlink()
+    assert run("show s.zarr") == 0
+    assert capsys.readouterr().out.startswith(table)
+    assert (tmp_path / "s.png").exists()
+    assert run("status s.zarr") == 0
+    whole = capsys.readouterr().out
+    assert "4 of 4 members done" in whole
+    assert "4 reached" in whole
+
+
+@pytest.mark.usefixtures("no_compiling")
+def test_stores_that_are_not_there_are_said_to_be(capsys):
+    for line in ("status s.zarr", "show s.zarr", TINY + " --out s.zarr --resume"):
+        assert run(line) == 2
+        assert "no deepufm sweep at s.zarr" in capsys.readouterr().err
 
 
 def test_sweep_of_the_full_flow(tmp_path):

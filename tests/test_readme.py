@@ -81,7 +81,8 @@ def test_python_blocks_run_in_order():
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_command_line_is_understood(words, monkeypatch, capsys):
     # All of `main` but what it would run, and the precision it would set.
-    for run in ("run_sweep_command", "run_solve_command", "_set_precision"):
+    commands = ("sweep", "solve", "status", "show")
+    for run in (*(f"run_{name}_command" for name in commands), "_set_precision"):
         monkeypatch.setattr(_main, run, lambda _: 0)
     try:
         status = _main.main(words)

@@ -1,5 +1,7 @@
 """Stores: written whole or not at all, and never over somebody else's files."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -88,3 +90,35 @@ def test_opening_what_is_no_sweep_says_so(tmp_path):
 def test_every_outcome_has_a_code_of_its_own(name):
     code = outcome_code(getattr(ufm.Outcome, name))
     assert OUTCOMES[int(code)] == name
+
+
+def test_a_resumed_store_lacks_what_was_not_written(tmp_path):
+    path = tmp_path / "s.zarr"
+    store = SweepStore.create(path, SPEC)
+    cells = list(SPEC.grid.cells())
+    for cell in cells[:2]:
+        store.write(cell, _values(cell))
+    store.close()  # consolidated metadata are there, and out of date from here on
+    again = SweepStore.resume(path, SPEC)
+    assert again.pending() == cells[2:]
+    again.write(cells[3], _values(cells[3]) | {"late": np.zeros(2)})
+    again.close()
+    dataset = open_sweep(path).load()
+    assert int((dataset.outcome == 1).sum()) == 6
+    assert int(dataset.late.notnull().sum()) == 2
+
+
+def test_a_cell_with_one_missing_seed_is_pending(tmp_path):
+    store = SweepStore.create(tmp_path / "s.zarr", SPEC)
+    cell = next(SPEC.grid.cells())
+    store.write(cell, _values(cell) | {"outcome": np.asarray([1, 0], np.int8)})
+    assert cell in SweepStore.resume(tmp_path / "s.zarr", SPEC).pending()
+
+
+def test_only_the_same_specification_is_resumed(tmp_path):
+    path = tmp_path / "s.zarr"
+    SweepStore.create(path, SPEC)
+    with pytest.raises(ValueError, match="'saves: 2' then, 'saves: 3' now"):
+        SweepStore.resume(path, dataclasses.replace(SPEC, saves=3))
+    with pytest.raises(ValueError, match="no deepufm sweep at .* to resume"):
+        SweepStore.resume(tmp_path / "other.zarr", SPEC)

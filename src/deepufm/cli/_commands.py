@@ -15,7 +15,7 @@ from ._build import (
     sweep_spec,
 )
 from ._families import default_time, describe_model, one_member
-from ._options import Solve, Sweep
+from ._options import Show, Solve, Status, Sweep
 from ._progress import Progress
 
 if TYPE_CHECKING:
@@ -24,35 +24,81 @@ if TYPE_CHECKING:
 
 def run_sweep_command(command: Sweep) -> int:
     picture = _picture(command.out)
-    _check_outputs(command.out, picture, command.overwrite)
-    from ..figures import sweep_figure
-    from ..sweep import (
-        AXES,
-        SweepStore,
-        check_spec,
-        open_sweep,
-        run_sweep,
-        summarise,
-    )
+    if command.resume and command.overwrite:
+        raise ValueError("Give either --resume or --overwrite, not both.")
+    if not command.resume:
+        _check_outputs(command.out, picture, command.overwrite)
+    from ..sweep import AXES, SweepStore, check_spec, open_sweep, run_sweep
 
     spec = sweep_spec(command)
     check_spec(spec)
-    store = SweepStore.create(command.out, spec, overwrite=command.overwrite)
-    total = len(list(spec.grid.cells())) * len(spec.grid.values("seed"))
+    if command.resume:
+        store = SweepStore.resume(command.out, spec)
+    else:
+        store = SweepStore.create(
+            command.out,
+            spec,
+            overwrite=command.overwrite,
+            title=describe_model(command.model),
+        )
+    seeds = len(spec.grid.values("seed"))
+    total = len(store.pending()) * seeds
+    before = len(list(spec.grid.cells())) * seeds - total
+    if before:
+        print(f"{before} members were done before", file=sys.stderr)
     started = time.perf_counter()
     varying = [axis for axis in AXES if len(getattr(spec.grid, axis)) > 1]
     with Progress(total, varying) as progress, _executor(command.workers) as executor:
         failures = run_sweep(spec, store, executor=executor, progress=progress.update)
     _report_failures(failures)
-    if len(failures) * len(spec.grid.values("seed")) == total:
+    if not before and len(failures) * seeds == total:
         return 1
     dataset = open_sweep(command.out).load()
-    print(summarise(dataset).to_string(index=False, float_format="%.4g", na_rep="-"))
+    _print_table(dataset)
     print(f"\n{total} members in {time.perf_counter() - started:.1f} s")
     print(f"results  {command.out}  (xarray.open_zarr)")
-    sweep_figure(dataset, picture, title=describe_model(command.model))
-    print(f"picture  {picture}")
+    _draw(dataset, picture)
     return int(bool(failures) or bool((dataset.outcome != 1).any()))
+
+
+def run_status_command(command: Status) -> int:
+    """Prints what a sweep is and how far it has come; 1 where members are missing."""
+    from ..sweep import OUTCOMES, open_sweep
+
+    dataset = open_sweep(command.store)
+    codes = dataset.outcome.values
+    counts = {name: int((codes == code).sum()) for code, name in enumerate(OUTCOMES)}
+    print(dataset.attrs["spec"])
+    print(f"\n{codes.size - counts['missing']} of {codes.size} members done")
+    for name, count in counts.items():
+        if count:
+            print(f"  {count:6d} {name}")
+    return int(bool(counts["missing"]))
+
+
+def run_show_command(command: Show) -> int:
+    """Prints the table of a sweep and draws it again."""
+    from ..sweep import open_sweep
+
+    dataset = open_sweep(command.store).load()
+    if "final_effective_rank" not in dataset:
+        raise ValueError(f"No member of the sweep at {command.store} is done yet.")
+    _print_table(dataset)
+    _draw(dataset, command.picture or _picture(command.store))
+    return 0
+
+
+def _print_table(dataset) -> None:
+    from ..sweep import summarise
+
+    print(summarise(dataset).to_string(index=False, float_format="%.4g", na_rep="-"))
+
+
+def _draw(dataset, picture: Path) -> None:
+    from ..figures import sweep_figure
+
+    sweep_figure(dataset, picture, title=dataset.attrs.get("title", ""))
+    print(f"picture  {picture}")
 
 
 def run_solve_command(command: Solve) -> int:

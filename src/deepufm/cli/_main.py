@@ -1,4 +1,4 @@
-"""The command line: `deepufm sweep` and `deepufm solve`.
+"""The command line: `deepufm sweep`, `solve`, `status` and `show`.
 
 Only this package turns words into objects, sets JAX's precision, prints, and draws a
 progress bar. Plotting and storage are imported when a command runs, not for `--help`.
@@ -11,8 +11,13 @@ from dataclasses import fields
 
 import tyro
 
-from ._commands import run_solve_command, run_sweep_command
-from ._options import Integration, Model, Solve, Sweep
+from ._commands import (
+    run_show_command,
+    run_solve_command,
+    run_status_command,
+    run_sweep_command,
+)
+from ._options import Integration, Model, Show, Solve, Status, Sweep
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     command, unknown = tyro.cli(
-        Sweep | Solve,
+        Sweep | Solve | Status | Show,
         prog="deepufm",
         description="Gradient-flow dynamics of the deep unconstrained features model.",
         args=arguments or ["--help"],
@@ -33,10 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if unknown:
             raise ValueError(_unknown_option(unknown[0], type(command)))
-        _set_precision(command.integration.dtype)
-        if isinstance(command, Sweep):
-            return run_sweep_command(command)
-        return run_solve_command(command)
+        return _run(command)
     except ValueError as error:
         print(f"deepufm {name}: {_in_options(str(error))}", file=sys.stderr)
         return 2
@@ -45,14 +47,26 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        print(
-            f"deepufm {name}: interrupted; finished grid points stay in {command.out}, "
-            "others read as missing. Start anew with --overwrite.",
-            file=sys.stderr,
-            flush=True,
-        )
+        kept = ""
+        if isinstance(command, Sweep):
+            kept = (
+                f"; finished grid points stay in {command.out}. The same command with "
+                "--resume goes on with the others"
+            )
+        print(f"deepufm {name}: interrupted{kept}.", file=sys.stderr, flush=True)
         # Threads that compile or integrate cannot be stopped; nobody waits for them.
         os._exit(130)
+
+
+def _run(command: Sweep | Solve | Status | Show) -> int:
+    if isinstance(command, Status):
+        return run_status_command(command)
+    if isinstance(command, Show):
+        return run_show_command(command)
+    _set_precision(command.integration.dtype)
+    if isinstance(command, Sweep):
+        return run_sweep_command(command)
+    return run_solve_command(command)
 
 
 def _set_precision(dtype: str) -> None:
@@ -65,7 +79,8 @@ def _unknown_option(word: str, command: type) -> str:
     """One line, with the nearest option there is."""
     nested = ("model", "integration")
     known = [f.name for f in fields(command) if f.name not in nested]
-    known += [f.name for part in (Model, Integration) for f in fields(part)]
+    if command in (Sweep, Solve):
+        known += [f.name for part in (Model, Integration) for f in fields(part)]
     options = ["--" + name.replace("_", "-") for name in known]
     near = difflib.get_close_matches(word.split("=")[0], options, n=1, cutoff=0.7)
     hint = f"Did you mean {near[0]}? " if near else ""

@@ -145,6 +145,9 @@ class Sweep:
     """Where to write; the picture goes beside it, with the suffix .png."""
     overwrite: bool = False
     """Replace an existing output."""
+    resume: bool = False
+    """Go on with the store that an interrupted run of the same options left: finished
+    grid points are not computed again."""
     workers: MaybeWhole = None
     """Grid points run at once. [default: one a core]"""
 
@@ -206,3 +209,29 @@ class Solve:
     """Where to write the orbit; the picture goes beside it, with the suffix .png."""
     overwrite: bool = False
     """Replace an existing output."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Say how far a sweep has come: what it is, what is done, and how members ended.
+
+    For instance:
+      deepufm status deepufm-sweep.zarr
+    """
+
+    store: Annotated[Path, tyro.conf.Positional]
+    """A store that `deepufm sweep` writes, or wrote."""
+
+
+@dataclass(frozen=True)
+class Show:
+    """Print the table of a sweep, finished or not, and draw its picture again.
+
+    For instance:
+      deepufm show widths.zarr
+    """
+
+    store: Annotated[Path, tyro.conf.Positional]
+    """A store that `deepufm sweep` wrote."""
+    picture: Path | None = None
+    """Where to draw; None is beside the store, with the suffix .png."""

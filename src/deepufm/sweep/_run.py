@@ -43,7 +43,7 @@ def run_sweep(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> list[Failure]:
-    """Computes every cell of `spec` and writes it to `store` as it finishes.
+    """Computes the cells that `store` lacks and writes each as it finishes.
 
     **Arguments:**
 
@@ -63,7 +63,8 @@ def run_sweep(
         executor = own = ThreadPoolExecutor(os.cpu_count() or 1)
     cells = {}
     try:
-        cells = {executor.submit(run_cell, spec, cell): cell for cell in _ordered(spec)}
+        pending = _longest_first(store.pending())
+        cells = {executor.submit(run_cell, spec, cell): cell for cell in pending}
         for future in as_completed(cells):
             cell = cells[future]
             error = future.exception()
@@ -91,12 +92,14 @@ def sweep(
     path: str | os.PathLike,
     *,
     overwrite: bool = False,
+    resume: bool = False,
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Runs a sweep into a new store at `path` and opens it.
+    """Runs a sweep into a store at `path` and opens it.
 
-    **Arguments:** as `run_sweep` and `SweepStore.create`.
+    **Arguments:** as `run_sweep` and `SweepStore.create`; `resume` goes on with the
+    store that an interrupted run of the same spec left, computing only what it lacks.
 
     **Returns:** the store as a lazy `xarray.Dataset`.
 
@@ -108,7 +111,10 @@ def sweep(
         dataset = sweep(spec, "depths.zarr")
     """
     check_spec(spec)
-    store = SweepStore.create(path, spec, overwrite=overwrite)
+    if resume:
+        store = SweepStore.resume(path, spec)
+    else:
+        store = SweepStore.create(path, spec, overwrite=overwrite)
     failures = run_sweep(spec, store, executor=executor, progress=progress)
     for failure in failures:
         warnings.warn(f"no result for {failure}", stacklevel=2)
@@ -159,13 +165,13 @@ def _arguments(cell: Cell, seed: int) -> tuple[jax.Array, ...]:
     return jnp.asarray(seed), *(jnp.asarray(value) for value in values)
 
 
-def _ordered(spec: SweepSpec) -> list[Cell]:
+def _longest_first(cells: list[Cell]) -> list[Cell]:
     """Deepest and widest first, so that no long cell is left to the end."""
 
     def cost(cell):
         return -cell.depth * cell.width**2, -cell.num_classes
 
-    return sorted(spec.grid.cells(), key=cost)
+    return sorted(cells, key=cost)
 
 
 _programs: dict[tuple, Callable[..., Path]] = {}

@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from importlib.metadata import version
+from itertools import zip_longest
 from pathlib import Path as FilePath
 
 import equinox as eqx
@@ -62,13 +63,21 @@ class SweepStore:
         """Claims an empty folder; `create` makes it."""
         self.path = path
         self._spec = spec
-        self._group = zarr.open_group(path, mode="a", zarr_format=3)
+        # Consolidated metadata are a copy for readers, ignorant of what follows.
+        self._group = zarr.open_group(
+            path, mode="a", zarr_format=3, use_consolidated=False
+        )
 
     @classmethod
     def create(
-        cls, path: str | os.PathLike, spec: SweepSpec, *, overwrite: bool = False
+        cls,
+        path: str | os.PathLike,
+        spec: SweepSpec,
+        *,
+        overwrite: bool = False,
+        title: str = "",
     ) -> "SweepStore":
-        """Makes an empty store.
+        """Makes an empty store; `title` says in a few words what the sweep is of.
 
         **Raises:** `ValueError` where `path` exists and `overwrite` is not given, where
         it exists and is no store of ours (never deleted), or cannot be written.
@@ -78,8 +87,43 @@ class SweepStore:
         if path.exists():
             shutil.rmtree(path)
         store = cls(path, spec)
-        store._describe()
+        store._describe(title)
         return store
+
+    @classmethod
+    def resume(cls, path: str | os.PathLike, spec: SweepSpec) -> "SweepStore":
+        """Opens the store of a sweep that was interrupted, to go on with it.
+
+        **Raises:** `ValueError` where there is none, or it was made for another grid,
+        model, stop, clock, solver or tolerance; the message shows the difference.
+        """
+        path = FilePath(path)
+        if not _is_store(path):
+            raise ValueError(
+                f"There is no deepufm sweep at {path} to resume. Leave out --resume to "
+                "start one."
+            )
+        attributes = zarr.open_group(path, mode="r").attrs
+        was, now = str(attributes.get("spec", "")), describe(spec)
+        if was != now:
+            changes = [
+                f"{old!r} then, {new!r} now"
+                for old, new in zip_longest(was.splitlines(), now.splitlines())
+                if old != new
+            ]
+            raise ValueError(
+                f"The sweep at {path} is of another specification: "
+                + "; ".join(changes)
+                + ". Choose another --out, or replace it with --overwrite."
+            )
+        return cls(path, spec)
+
+    def pending(self) -> list[Cell]:
+        """Returns the cells that were not written whole, in the grid's order."""
+        outcomes = self._group["outcome"]
+        assert isinstance(outcomes, zarr.Array)
+        known = np.asarray(outcomes[...]) != OUTCOMES.index("missing")
+        return [cell for cell in self._spec.grid.cells() if not known[cell.index].all()]
 
     def write(self, cell: Cell, values: Mapping[str, np.ndarray]) -> None:
         """Writes one cell, seeds along the leading axis; its outcome last."""
@@ -120,7 +164,7 @@ class SweepStore:
             attributes=_attributes(name),
         )
 
-    def _describe(self) -> None:
+    def _describe(self, title: str) -> None:
         """Writes coordinates, a missing outcome, and where the numbers come from."""
         grid = self._spec.grid
         for axis in (*AXES, "seed"):
@@ -131,6 +175,7 @@ class SweepStore:
         self._group.attrs.update(
             {
                 "format": _FORMAT,
+                "title": title,
                 "spec": describe(self._spec),
                 "axes": list(self._spec.family.axes),  # the others mean nothing here
                 **_provenance(),
