@@ -99,6 +99,7 @@ from .models import (
     CrossEntropy as CrossEntropy,
     DeepUFM as DeepUFM,
     ReLU as ReLU,
+    Structure as Structure,
     alternating_modes as alternating_modes,
     balanced as balanced,
     class_labels as class_labels,

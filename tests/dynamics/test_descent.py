@@ -212,11 +212,11 @@ def test_a_batch_of_padded_models_equals_single_ones(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chunk": 0}, "`chunk` must be at least 1, but is 0"),
+        ({"chunk": 0}, "`chunk` must be a whole number, at least 1, but is 0"),
         ({"saves": 1}, "`saves` counts the start and the end"),
-        ({"saves": (0, 21)}, r"between 0 and 20, but are \(0, 21\)"),
-        ({"saves": (-1, 3)}, "between 0 and 20"),
-        ({"saves": ()}, "between 0 and 20"),
+        ({"saves": (0, 21)}, r"from 0 to 20, but are \(0, 21\)"),
+        ({"saves": (-1, 3)}, "from 0 to 20"),
+        ({"saves": ()}, "from 0 to 20"),
         ({"stop": ufm.FinalTime(1.0)}, "stops by `steps`, not by a time"),
         ({"per_class": 3}, "features must have shape"),
     ],
@@ -227,5 +227,7 @@ def test_bad_input_is_refused(model, options, message):
 
 
 def test_no_steps_are_refused(model):
-    with pytest.raises(ValueError, match="`steps` must be at least 1, but is 0"):
+    with pytest.raises(
+        ValueError, match="`steps` must be a whole number, at least 1, but is 0"
+    ):
         ufm.descend(model, CrossEntropy(), PLAIN, 0, per_class=SIZES)

@@ -20,7 +20,6 @@ from deepufm.sweep import (
     OrthogonalFamily,
     PartnerFamily,
     Shape,
-    Structure,
     StructureFamily,
     SweepSpec,
     UniformModesFamily,
@@ -32,7 +31,9 @@ FAMILIES = {
     "decayed": GaussianFamily(weight_decay=0.1, decay_until=3.0, loss=ufm.MSE()),
     "orthogonal": OrthogonalFamily(),
     "partner": PartnerFamily(),
-    "structure": StructureFamily(structure=Structure.CROSS_POLYTOPE, perturbation=0.1),
+    "structure": StructureFamily(
+        structure=ufm.Structure.CROSS_POLYTOPE, perturbation=0.1
+    ),
     "logits": LogitMatrixFamily(class_sizes=(3, 2, 2, 1)),
     "uniform": UniformModesFamily(0.5, 1.0),
     "linearised": LinearisedFamily(),
@@ -116,7 +117,7 @@ def test_the_scale_of_layers_is_the_sum_of_their_products(name, modes):
 
 
 def test_a_structure_has_the_norm_that_the_scale_says():
-    family = StructureFamily(structure=Structure.POLYGON, bottleneck=True)
+    family = StructureFamily(structure=ufm.Structure.POLYGON, bottleneck=True)
     flow, model = member(family, width=2, scale=7.0)
     assert float(jnp.linalg.norm(flow.logits(model))) == pytest.approx(7.0, rel=1e-13)
     values = ufm.singular_values(flow.logits(model))

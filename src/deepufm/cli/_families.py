@@ -53,7 +53,7 @@ def make_family(model: Model, *, plain_std: bool | None = None) -> "Family":
         return sweep.LayerwiseFamily(*model.uniform, squared_error=squared)
     if model.flow == "reduced-logits":
         return sweep.LogitModesFamily(*model.uniform)
-    from ..models import MSE, CrossEntropy, ReLU
+    from ..models import MSE, CrossEntropy, ReLU, Structure
 
     loss, relu = MSE() if squared else CrossEntropy(), model.activation == "relu"
     if model.flow == "logits":
@@ -72,9 +72,8 @@ def make_family(model: Model, *, plain_std: bool | None = None) -> "Family":
         return sweep.PartnerFamily(plain_std=plain_std, **common)
     if model.init == "orthogonal":
         return sweep.OrthogonalFamily(**common)
-    structure = sweep.Structure(model.init)
     return sweep.StructureFamily(
-        structure=structure, perturbation=model.perturbation, **common
+        structure=Structure(model.init), perturbation=model.perturbation, **common
     )
 
 

@@ -29,3 +29,4 @@ from ._spectral import (
     near_structure as near_structure,
     spectral_partner as spectral_partner,
 )
+from ._structures import Structure as Structure

@@ -7,7 +7,6 @@ from ._matrix_families import (
     MatrixFamily as MatrixFamily,
     OrthogonalFamily as OrthogonalFamily,
     PartnerFamily as PartnerFamily,
-    Structure as Structure,
     StructureFamily as StructureFamily,
 )
 from ._mode_families import (

@@ -1,27 +1,26 @@
 """Families of the full flow, and of the logit matrix itself."""
 
 import abc
-import enum
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import jax
 import numpy as np
 
-from .._types import PRNGKey, RealScalar, SquareMatrix
+from .._types import PRNGKey, RealScalar
 from ..dynamics import (
     GradientFlow,
     HadamardFlow,
     LogitMatrixFlow,
     PiecewiseConstant,
 )
-from ..geometry import cross_polytope, regular_polygon, simplex_etf
 from ..models import (
     AbstractActivation,
     AbstractLoss,
     ClassSizes,
     CrossEntropy,
     DeepUFM,
+    Structure,
     class_sizes,
     gaussian,
     near_structure,
@@ -181,23 +180,6 @@ class PartnerFamily(MatrixFamily):
             std=scale if self.plain_std else None,
         )
         return spectral_partner(key, model)
-
-
-class Structure(enum.Enum):
-    """A structure that a start can be near to."""
-
-    SIMPLEX_ETF = "simplex-etf"
-    CROSS_POLYTOPE = "cross-polytope"
-    POLYGON = "polygon"
-
-    def logits(self, num_classes: int) -> SquareMatrix:
-        """Returns its class-mean logits, (K, K)."""
-        build = {
-            Structure.SIMPLEX_ETF: simplex_etf,
-            Structure.CROSS_POLYTOPE: cross_polytope,
-            Structure.POLYGON: regular_polygon,
-        }
-        return build[self](num_classes)
 
 
 @dataclass(frozen=True)
