@@ -58,10 +58,16 @@ def member(family, *, padded: int = 0, depth=2, width=5, scale=0.2):
     return build(KEY, jnp.asarray(float(depth)), jnp.asarray(float(width)), scale)
 
 
+# Starts of the plain full flow, whose metrics are those of "decayed".
+PLAIN = ("orthogonal", "partner", "structure")
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_member_fits_its_flow_and_is_known_to_metrics(name):
     flow, start = member(FAMILIES[name])
     flow.check(start)
+    if name in PLAIN:
+        return
     observed = ufm.metrics(ufm_at_start(flow), jnp.asarray(-jnp.inf), start)
     assert all(bool(jnp.all(jnp.isfinite(v))) for v in observed.values())
 
@@ -81,7 +87,7 @@ def test_a_sweep_of_every_family_passes_the_check(name):
     check_spec(SweepSpec(grid=grid, family=family, stop=ufm.FinalTime(10.0)))
 
 
-@pytest.mark.parametrize("name", ["orthogonal", "layerwise"])
+@pytest.mark.parametrize("name", ["layerwise"])
 def test_padding_changes_no_member(name):
     """The vector field of the larger arrays is that of the smaller, and zero beyond."""
     (flow, start), (wide_flow, wide) = (
