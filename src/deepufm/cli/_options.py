@@ -131,7 +131,7 @@ class Sweep:
     """Scales of the start: entries are scale*N(0, 1/d) (full), the 1-norm of a(0)
     (reduced, layerwise), entries scale*N(0, 1) (logits)."""
     seeds: int = 5
-    """Number of seeds a grid point."""
+    """Number of seeds per grid point."""
     first_seed: int = 0
     """The first of them; the others follow."""
     model: Annotated[Model, tyro.conf.arg(name="")] = field(default_factory=Model)
@@ -149,7 +149,7 @@ class Sweep:
     """Go on with the store that an interrupted run of the same options left: finished
     grid points are not computed again."""
     workers: MaybeWhole = None
-    """Grid points run at once. [default: one a core]"""
+    """Grid points run at once. [default: one per core]"""
 
 
 @dataclass(frozen=True)
