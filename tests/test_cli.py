@@ -227,6 +227,14 @@ def test_bad_input_is_one_line_before_compiling(line, message, capsys):
     assert len(error.splitlines()) == 1
 
 
+def test_a_descent_that_diverges_is_no_success(capsys):
+    line = (
+        "solve --num-classes 2 --per-class 1 --width 2 --depth 1 --scale 3 --loss mse"
+    )
+    assert run(line + " --final-time 90 --descent-step 3 --saves 2 --out p.zarr") == 1
+    assert "descent diverged" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("no_compiling")
 def test_existing_outputs_are_refused(tmp_path, capsys):
     (tmp_path / "s.png").write_bytes(b"")
@@ -259,7 +267,7 @@ def test_the_command_without_options_is_the_papers_setting():
         ("--flow reduced --num-classes 8", "UniformModesFamily"),
         (
             "--flow reduced --num-classes 8 --loss linearised --final-time 9",
-            "LinearisedFamily",
+            "UniformModesFamily",
         ),
         ("--flow reduced --loss mse --final-time 9", "MSEModesFamily"),
         ("--flow layerwise --num-classes 8 --uniform .5 1", "LayerwiseFamily"),

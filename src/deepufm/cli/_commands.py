@@ -147,11 +147,15 @@ def run_solve_command(command: Solve) -> int:
         if name in path.final_observables:  # modes alone have no margin
             print(f"{label:15} {float(path.final_observables[name]):.6g}")
     print(f"steps           {int(path.stats.num_steps)}")
+    failed = outcome != "reached"
     if command.descent_step is not None:
         gap = compare(command, flow, start)
-        print(f"\n{gap.to_string(index=False, float_format='%.4g')}\n")
+        print(f"\n{gap.to_string(index=False, float_format='%.4g', na_rep='-')}\n")
+        if gap.isna().to_numpy().any():
+            failed = True
+            print("descent diverged, or the flow did not get there", file=sys.stderr)
     print(f"results  {command.out}  (xarray.open_zarr)\npicture  {picture}")
-    return int(outcome != "reached")
+    return int(failed)
 
 
 def _picture(out: Path) -> Path:

@@ -43,12 +43,10 @@ def make_family(model: Model, *, plain_std: bool | None = None) -> "Family":
     plain_std = model.plain_std if plain_std is None else plain_std
     squared = model.loss == "mse"
     if model.flow == "reduced":
-        families = {
-            "cross-entropy": sweep.UniformModesFamily,
-            "mse": sweep.MSEModesFamily,
-            "linearised": sweep.LinearisedFamily,
-        }
-        return families[model.loss](*model.uniform)
+        if squared:
+            return sweep.MSEModesFamily(*model.uniform)
+        linearised = model.loss == "linearised"
+        return sweep.UniformModesFamily(*model.uniform, linearised=linearised)
     if model.flow == "layerwise":
         return sweep.LayerwiseFamily(*model.uniform, squared_error=squared)
     if model.flow == "reduced-logits":

@@ -31,7 +31,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._types import Modes, RealLike, RealScalar, Tracer
-from ..geometry import log_frobenius_norm, psi_matvec
+from ..geometry import log_frobenius_norm, psi_matvec, safe_scale
 from ..models import ClassSizes, class_sizes, log_softplus
 from ._flow import AbstractFlow
 from ._hadamard_flow import check_count, check_num_classes, scaled_rates
@@ -205,9 +205,7 @@ class LayerwiseMSEFlow(AbstractLayerwiseFlow):
     def drive(self, a: Modes) -> tuple[Modes, RealScalar]:
         """Returns s - a, divided by its largest entry, and that one's logarithm."""
         error = self.targets.astype(a.dtype) - a
-        largest = jax.lax.stop_gradient(jnp.max(jnp.abs(error)))
-        at_rest = largest == 0
-        scale = jnp.where(at_rest, 1, largest)
+        scale, at_rest = safe_scale(error), jnp.all(error == 0)
         return error / scale, jnp.where(at_rest, -jnp.inf, jnp.log(scale))
 
     def log_mode_loss(self, a: Modes) -> RealScalar:

@@ -20,7 +20,7 @@ from .._types import Modes, RealLike, RealScalar, Tracer
 from ..geometry import log_frobenius_norm
 from ..models import ClassSizes
 from ._flow import AbstractFlow
-from ._hadamard_flow import checked_depth, depth_power
+from ._hadamard_flow import checked_depth, depth_power, log_or_zero
 from ._layerwise_flow import mse_targets
 from ._sigmoid import log_sigmoid_time, log_sigmoid_value
 
@@ -161,9 +161,7 @@ class SigmoidalFlow(AbstractFlow):
 
     def log_growth(self, state: Modes, direction: Modes) -> RealScalar:
         """Returns log of d log(sum a)/dt; NaN while it falls."""
-        growth = jnp.sum(jax.nn.softmax(state) * direction)
-        still = growth == 0
-        return jnp.where(still, -jnp.inf, jnp.log(jnp.where(still, 1, growth)))
+        return log_or_zero(jnp.sum(jax.nn.softmax(state) * direction))
 
     def log_length(self, state: Modes, direction: Modes) -> RealScalar:
         """Returns log of the 2-norm of da/dt."""

@@ -14,4 +14,5 @@ from ._hadamard import (
 from ._norms import (
     frobenius_norm as frobenius_norm,
     log_frobenius_norm as log_frobenius_norm,
+    safe_scale as safe_scale,
 )

@@ -33,13 +33,27 @@ def log_frobenius_norm(
     return jnp.squeeze(jnp.where(zero, -jnp.inf, jnp.log(scale) + jnp.log(root)), axis)
 
 
+def safe_scale(
+    x: Float[Array, "..."], axis: int | tuple[int, ...] | None = None
+) -> Float[Array, "..."]:
+    """Returns what to divide `x` by, so that it is of ordinary size: 1 for zeros.
+
+    The largest magnitude over `axis`, whose dimensions are kept, as a constant to
+    differentiation; but no more than leaves 1/scale a normal number, since division
+    may be by a reciprocal that is flushed to zero.
+    """
+    largest = jax.lax.stop_gradient(
+        jnp.max(jnp.abs(x), axis=axis, keepdims=axis is not None)
+    )
+    most = 0.5 / jnp.finfo(largest.dtype).tiny
+    return jnp.where(largest == 0, 1, jnp.minimum(largest, most))
+
+
 def _scaled_root(x, axis):
     """Returns (s, r, zero) with norm s·r, both positive and of finite logarithm."""
-    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=axis, keepdims=True))
-    zero = largest == 0
-    # Above this 1/scale is subnormal, and flushed to zero where division is by it.
-    most = 0.5 / jnp.finfo(largest.dtype).tiny
-    scale = jnp.where(zero, 1, jnp.minimum(largest, most))
+    axis = tuple(range(x.ndim)) if axis is None else axis
+    scale = safe_scale(x, axis)
+    zero = jnp.all(x == 0, axis=axis, keepdims=True)
     # The inner `where` keeps sqrt away from 0, where its derivative is infinite.
     scaled = jnp.where(zero, 1, x / scale)
     return scale, jnp.sqrt(jnp.sum(scaled * scaled, axis=axis, keepdims=True)), zero

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from .._types import Labels, Logits, RealScalar
-from ..geometry import log_frobenius_norm
+from ..geometry import log_frobenius_norm, safe_scale
 
 
 def log_softplus(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -94,11 +94,7 @@ class MSE(AbstractLoss):
     def residual(self, logits: Logits, labels: Labels) -> tuple[Logits, RealScalar]:
         """Returns (R, log_scale) with Y - Z = exp(log_scale)·R; at Z = Y (0, -inf)."""
         error = _one_hot(logits, labels) - logits
-        largest = jax.lax.stop_gradient(jnp.max(jnp.abs(error)))
-        at_rest = largest == 0
-        # As in `frobenius_norm`: 1/scale must be no subnormal number.
-        most = 0.5 / jnp.finfo(largest.dtype).tiny
-        scale = jnp.where(at_rest, 1, jnp.minimum(largest, most))
+        scale, at_rest = safe_scale(error), jnp.all(error == 0)
         return error / scale, jnp.where(at_rest, -jnp.inf, jnp.log(scale))
 
     def log_loss(self, logits: Logits, labels: Labels) -> RealScalar:

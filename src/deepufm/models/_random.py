@@ -53,25 +53,17 @@ def gaussian(
     **Raises:** `ValueError` for sizes below 1, d < K without `bottleneck`, a padding
     smaller than what it pads, and a scale or std that is zero, negative or not finite.
     """
-    sizes = class_sizes(num_classes, per_class)
     check_sizes(num_classes, width, depth, pad_width, pad_depth, bottleneck)
     if std is not None and not (isinstance(scale, numbers.Real) and scale == 1.0):
         raise ValueError("Give either `scale` or `std`, not both.")
     check_positive("scale", scale)
     if std is not None:
         check_positive("std", std)
-    rows = static_size("width", width) if pad_width is None else pad_width
-    layers = static_size("depth", depth) if pad_depth is None else pad_depth
     spread = std if std is not None else scale / jnp.sqrt(jnp.asarray(width, float))
     return _gaussian(
         key,
         within(jnp.asarray(spread, float), 0, jnp.inf, "scale or std"),
-        within(jnp.asarray(width), 1, rows, "width"),
-        within(jnp.asarray(depth), 1, layers, "depth"),
-        num_classes,
-        sum(sizes),
-        rows,
-        layers,
+        *_arrays(num_classes, per_class, width, depth, pad_width, pad_depth),
     )
 
 
@@ -148,20 +140,12 @@ def orthogonal(
 
     **Raises:** `ValueError` as `gaussian`.
     """
-    sizes = class_sizes(num_classes, per_class)
     check_sizes(num_classes, width, depth, pad_width, pad_depth, bottleneck)
     check_positive("scale", scale)
-    rows = static_size("width", width) if pad_width is None else pad_width
-    layers = static_size("depth", depth) if pad_depth is None else pad_depth
     return _orthogonal(
         key,
         within(jnp.asarray(scale, float), 0, jnp.inf, "scale"),
-        within(jnp.asarray(width), 1, rows, "width"),
-        within(jnp.asarray(depth), 1, layers, "depth"),
-        num_classes,
-        sum(sizes),
-        rows,
-        layers,
+        *_arrays(num_classes, per_class, width, depth, pad_width, pad_depth),
     )
 
 
@@ -194,6 +178,20 @@ def _semi_orthogonal(key, layer, count, rows, width) -> Float[Array, "count rows
     )
     vectors = jnp.where(count <= width, wide[:count], tall)
     return jnp.where(inside[None, :], vectors, 0)
+
+
+def _arrays(num_classes, per_class, width, depth, pad_width, pad_depth) -> tuple:
+    """Returns d and L, which may be traced, then K, the examples and array sizes."""
+    rows = static_size("width", width) if pad_width is None else pad_width
+    layers = static_size("depth", depth) if pad_depth is None else pad_depth
+    return (
+        within(jnp.asarray(width), 1, rows, "width"),
+        within(jnp.asarray(depth), 1, layers, "depth"),
+        num_classes,
+        sum(class_sizes(num_classes, per_class)),
+        rows,
+        layers,
+    )
 
 
 def draw(key, layer, num_rows, num_columns) -> Float[Array, "rows columns"]:

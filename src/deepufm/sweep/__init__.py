@@ -11,7 +11,6 @@ from ._matrix_families import (
 )
 from ._mode_families import (
     LayerwiseFamily as LayerwiseFamily,
-    LinearisedFamily as LinearisedFamily,
     LogitModesFamily as LogitModesFamily,
     MSEModesFamily as MSEModesFamily,
     UniformModesFamily as UniformModesFamily,

@@ -48,7 +48,12 @@ class UniformFamily(Family):
 
 @dataclass(frozen=True)
 class UniformModesFamily(UniformFamily):
-    """`HadamardFlow` from uniform singular values (P1 Figs 4 and 9)."""
+    """`HadamardFlow` from uniform singular values (P1 Figs 4 and 9).
+
+    With `linearised`, what it is near the origin, `SigmoidalFlow` (P1 Thm 4.4).
+    """
+
+    linearised: bool = False
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -63,29 +68,10 @@ class UniformModesFamily(UniformFamily):
     def member(self, shape, key, depth, width, scale):
         """Returns the reduced flow and log a(0)."""
         del width
-        flow = HadamardFlow(shape.num_classes, depth)
-        return flow, self.log_draw(key, shape.num_classes - 1, scale)
-
-
-@dataclass(frozen=True)
-class LinearisedFamily(UniformFamily):
-    """`SigmoidalFlow.linearised`, cross-entropy near the origin (P1 Thm 4.4)."""
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """As the reduced flow."""
-        return ("num_classes", "depth", "scale")
-
-    def check(self, num_classes, width, depth):
-        """Refuses what the flow that it approximates does."""
-        del width
-        HadamardFlow(num_classes, depth)
-
-    def member(self, shape, key, depth, width, scale):
-        """Returns the linearised flow and log a(0)."""
-        del width
-        flow = SigmoidalFlow.linearised(depth)
-        return flow, self.log_draw(key, shape.num_classes - 1, scale)
+        start = self.log_draw(key, shape.num_classes - 1, scale)
+        if self.linearised:
+            return SigmoidalFlow.linearised(depth), start
+        return HadamardFlow(shape.num_classes, depth), start
 
 
 @dataclass(frozen=True)
