@@ -9,7 +9,7 @@ import xarray as xr
 from deepufm import cli
 from deepufm.cli._build import read_numbers, sweep_spec
 from deepufm.cli._options import Sweep
-from deepufm.sweep import OUTCOMES, SweepSpec, _run, check_spec
+from deepufm.sweep import OUTCOMES, SweepSpec, SweepStore, check_spec
 
 TINY = (
     "sweep --flow reduced --num-classes 4 --depth 1 2 --scale 0.01 --seeds 2 "
@@ -63,7 +63,7 @@ def test_an_interrupted_sweep_is_resumed_shown_and_told_apart(
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    calls, run_cell = [], _run.run_cell
+    written, write = [], SweepStore.write
     monkeypatch.setattr("os._exit", lambda code: code)
     with monkeypatch.context() as after_one_cell:
         after_one_cell.setattr("deepufm.cli._progress.Progress.update", interrupt)
@@ -72,11 +72,13 @@ def test_an_interrupted_sweep_is_resumed_shown_and_told_apart(
     assert "with --resume goes on" in capsys.readouterr().err
     assert run("status s.zarr") == 1
     assert "2 of 4 members done" in capsys.readouterr().out
-    monkeypatch.setattr(_run, "run_cell", lambda *a: (calls.append(a), run_cell(*a))[1])
+    monkeypatch.setattr(
+        SweepStore, "write", lambda *a: (written.append(a), write(*a))[1]
+    )
     assert run(line + " --resume --rtol 1e-6") == 2
-    assert "'rtol: default' then, 'rtol: 1e-06' now" in capsys.readouterr().err
+    assert "rtol: default then, 1e-06 now" in capsys.readouterr().err
     assert run(line + " --resume") == 0
-    assert len(calls) == 1  # the cell that was finished is not computed again
+    assert len(written) == 1  # the cell that was finished is left alone
     table = capsys.readouterr().out.split("\n\n")[0]
     (tmp_path / "s.png").unlink()
     assert run("show s.zarr") == 0

@@ -69,6 +69,7 @@ from .dynamics import (
     Path as Path,
     PhysicalTime as PhysicalTime,
     PiecewiseConstant as PiecewiseConstant,
+    SaveAt as SaveAt,
     SaveEvery as SaveEvery,
     ScaleMap as ScaleMap,
     SigmoidalFlow as SigmoidalFlow,
@@ -83,6 +84,7 @@ from .dynamics import (
     solve as solve,
     zeroth_order_solution as zeroth_order_solution,
 )
+from .ensemble import Strategy as Strategy, ensemble as ensemble
 from .geometry import (
     cross_polytope as cross_polytope,
     polygon_vectors as polygon_vectors,

@@ -27,7 +27,7 @@ Softmax Codes" (arXiv:2605.23087); P2 is Garrod, Keating & Thrampoulidis, "Diago
 the Softmax: Hadamard Initialization for Tractable Cross-Entropy Dynamics".
 """
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -42,8 +42,12 @@ RealLike: TypeAlias = (
 BoolScalar: TypeAlias = Bool[Array, ""]
 IntScalar: TypeAlias = Int[Array, ""]
 Modes: TypeAlias = Float[Array, " modes"]
+# For what is written once for one member and for many, members last.
+ModeLanes: TypeAlias = Float[Array, "modes *lanes"]
+Lanes: TypeAlias = Float[Array, "*lanes"]
 Logits: TypeAlias = Float[Array, "classes examples"]
 SquareMatrix: TypeAlias = Float[Array, "classes classes"]
 Labels: TypeAlias = Int[Array, " examples"]
 State: TypeAlias = PyTree[Float[Array, "..."]]
 PRNGKey: TypeAlias = jax.Array
+Device: TypeAlias = Any  # a jax.Device, which type checkers take for a variable

@@ -71,7 +71,9 @@ def test_direction_and_speed_give_the_rate_of_every_mode_that_is_not_negligible(
     _, direction, log_speed, _ = everything(flow, log_a)
     want = np.asarray(case["log_dadt"][str(depth)]) - np.asarray(log_a)
     seen = np.asarray(direction) > 1e-290
-    assert_logs_agree(jnp.log(direction[seen]) + log_speed, want[seen])
+    # The oracle gives log da/dt; taking log a off it leaves a rounding of log a.
+    tolerance = ROUNDING + np.finfo(float).eps * np.max(np.abs(log_a))
+    assert_logs_agree(jnp.log(direction[seen]) + log_speed, want[seen], tolerance)
     # What the direction drops is e^{-660} of the largest rate or less.
     assert np.all(want[~seen] < np.max(want) - 660)
     assert 1e-3 < np.max(np.asarray(direction)) <= len(direction) + 1

@@ -20,9 +20,10 @@ from deepufm.sweep import (
     SweepSpec,
     SweepStore,
     UniformModesFamily,
+    batches,
     check_spec,
     open_sweep,
-    run_cell,
+    run_batch,
     run_sweep,
     summarise,
 )
@@ -140,12 +141,15 @@ def test_summary_matches_numpy(full_sweep):
 
 
 def test_a_pickled_spec_gives_the_same_numbers():
-    cell = next(REDUCED.grid.cells())
-    sent = pickle.loads(pickle.dumps(REDUCED))
-    first, second = run_cell(REDUCED, cell), run_cell(sent, cell)
-    assert all(
-        np.array_equal(first[name], second[name], equal_nan=True) for name in first
-    )
+    batch = batches(REDUCED)[0]
+    sent = pickle.loads(pickle.dumps((REDUCED, batch)))
+    first, second = run_batch(REDUCED, batch), run_batch(*sent)
+    assert list(first) == list(second) == list(batch.cells)
+    for cell in first:
+        assert all(
+            np.array_equal(first[cell][name], second[cell][name], equal_nan=True)
+            for name in first[cell]
+        )
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,14 @@
 """Stores: written whole or not at all, and never over somebody else's files."""
 
 import dataclasses
+import json
+from importlib.metadata import version
 
+import jax
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 
 import deepufm as ufm
 from deepufm.sweep import (
@@ -41,6 +45,12 @@ def test_cells_that_were_not_written_read_as_missing(tmp_path):
     assert int(dataset.final_kl.notnull().sum()) == 2
 
 
+def test_a_single_seed_of_zero_is_no_missing_chunk(tmp_path):
+    spec = SweepSpec(grid=Grid(num_classes=3, depth=1, seed=0), saves=2)
+    SweepStore.create(tmp_path / "s.zarr", spec).close()
+    assert open_sweep(tmp_path / "s.zarr").seed.values.tolist() == [0]
+
+
 def test_the_outcome_is_written_last(tmp_path, monkeypatch):
     store = SweepStore.create(tmp_path / "s.zarr", SPEC)
     cell = next(SPEC.grid.cells())
@@ -59,10 +69,11 @@ def test_the_outcome_is_written_last(tmp_path, monkeypatch):
 def test_an_existing_store_is_replaced_only_if_asked(tmp_path):
     path = tmp_path / "s.zarr"
     cell = next(SPEC.grid.cells())
-    SweepStore.create(path, SPEC).write(cell, _values(cell))
+    with SweepStore.create(path, SPEC) as store:
+        store.write(cell, _values(cell))
     with pytest.raises(ValueError, match="exists already.*--overwrite"):
         SweepStore.create(path, SPEC)
-    SweepStore.create(path, SPEC, overwrite=True)
+    SweepStore.create(path, SPEC, overwrite=True).close()
     assert (open_sweep(path).outcome == 0).all()
 
 
@@ -109,16 +120,83 @@ def test_a_resumed_store_lacks_what_was_not_written(tmp_path):
 
 
 def test_a_cell_with_one_missing_seed_is_pending(tmp_path):
-    store = SweepStore.create(tmp_path / "s.zarr", SPEC)
     cell = next(SPEC.grid.cells())
-    store.write(cell, _values(cell) | {"outcome": np.asarray([1, 0], np.int8)})
-    assert cell in SweepStore.resume(tmp_path / "s.zarr", SPEC).pending()
+    with SweepStore.create(tmp_path / "s.zarr", SPEC) as store:
+        store.write(cell, _values(cell) | {"outcome": np.asarray([1, 0], np.int8)})
+    with SweepStore.resume(tmp_path / "s.zarr", SPEC) as store:
+        assert cell in store.pending()
+        assert not store.faults  # unfinished, not damaged
 
 
 def test_only_the_same_specification_is_resumed(tmp_path):
     path = tmp_path / "s.zarr"
-    SweepStore.create(path, SPEC)
-    with pytest.raises(ValueError, match="'saves: 2' then, 'saves: 3' now"):
+    SweepStore.create(path, SPEC).close()
+    with pytest.raises(ValueError, match=r"specification: saves: 2 then, 3 now\. "):
         SweepStore.resume(path, dataclasses.replace(SPEC, saves=3))
+    with jax.enable_x64(False), pytest.raises(ValueError, match="float64 then, float3"):
+        SweepStore.resume(path, SPEC)
     with pytest.raises(ValueError, match="no deepufm sweep at .* to resume"):
         SweepStore.resume(tmp_path / "other.zarr", SPEC)
+
+
+def test_a_store_without_checksums_is_read_and_not_resumed(tmp_path):
+    path = tmp_path / "s.zarr"
+    SweepStore.create(path, SPEC).close()
+    zarr.open_group(path, mode="r+").attrs["format"] = "deepufm-sweep-1"
+    assert (open_sweep(path).outcome == 0).all()
+    with pytest.raises(ValueError, match="kept no checksums"):
+        SweepStore.resume(path, SPEC)
+
+
+def test_other_versions_go_on_with_a_warning_and_are_recorded(tmp_path):
+    path = tmp_path / "s.zarr"
+    SweepStore.create(path, SPEC).close()
+    attributes = zarr.open_group(path, mode="r+").attrs
+    begun = json.loads(str(attributes["versions"])) | {"diffrax": "0.0.1"}
+    attributes.update(
+        {
+            "versions": json.dumps(begun),
+            "writers": json.dumps([{"versions": json.dumps(begun)}]),
+        }
+    )
+    for _ in range(2):  # who goes on twice is recorded once
+        with pytest.warns(UserWarning, match="begun with diffrax 0.0.1, now [0-9]"):
+            SweepStore.resume(path, SPEC).close()
+    writers = json.loads(open_sweep(path).attrs["writers"])
+    diffrax = [json.loads(writer["versions"])["diffrax"] for writer in writers]
+    assert diffrax == ["0.0.1", version("diffrax")]
+
+
+def test_a_quantity_that_only_some_cells_have_is_nan_in_the_others(tmp_path):
+    path = tmp_path / "s.zarr"
+    cells = list(SPEC.grid.cells())
+    with SweepStore.create(path, SPEC) as store:
+        for cell in cells:
+            late = {"energy": np.ones(2)} if cell.num_classes == 4 else {}
+            store.write(cell, _values(cell) | late)
+    with SweepStore.resume(path, SPEC) as store:
+        assert store.pending() == []
+    energy = open_sweep(path).energy
+    assert np.isnan(energy.sel(num_classes=3)).all()
+    assert (energy.sel(num_classes=4) == 1).all()
+
+
+def test_a_store_is_opened_by_plain_xarray_and_zarr(tmp_path):
+    """What we write as files is what Zarr reads by its codecs, and without warnings."""
+    cell = next(SPEC.grid.cells())
+    values = {
+        "kl": np.arange(4.0).reshape(2, 2),
+        "final_kl": np.asarray([np.nan, -np.inf]),
+        "num_steps": np.asarray([1, 2**40]),
+        "singular_values": np.arange(12.0).reshape(2, 2, 3),
+        "small": np.asarray([0.1, 0.2], np.float32),
+        "outcome": np.asarray([1, 3], np.int8),
+    }
+    with SweepStore.create(tmp_path / "s.zarr", SPEC) as store:
+        store.write(cell, values)
+    member = xr.open_zarr(tmp_path / "s.zarr", chunks=None).isel(num_classes=0, depth=0)
+    for name, value in values.items():
+        read = member[name].squeeze().values[..., : value.shape[-1]]
+        np.testing.assert_array_equal(read, value)
+        assert read.dtype == value.dtype
+    assert np.isnan(member.singular_values.values[..., 3]).all()

@@ -19,7 +19,12 @@ from ._options import Show, Solve, Status, Sweep
 from ._progress import Progress
 
 if TYPE_CHECKING:
-    from ..sweep import Failure
+    from collections.abc import Sequence
+
+    from ..sweep import Failure, Fault, SweepSpec, SweepStore
+
+# Damaged grid points that are named, one a line.
+_MOST_FAULTS = 5
 
 
 def run_sweep_command(command: Sweep) -> int:
@@ -33,7 +38,7 @@ def run_sweep_command(command: Sweep) -> int:
     spec = sweep_spec(command)
     check_spec(spec)
     if command.resume:
-        store = SweepStore.resume(command.out, spec)
+        store = _resume(command.out, spec)
     else:
         store = SweepStore.create(
             command.out,
@@ -63,17 +68,21 @@ def run_sweep_command(command: Sweep) -> int:
 
 def run_status_command(command: Status) -> int:
     """Prints what a sweep is and how far it has come; 1 where members are missing."""
-    from ..sweep import OUTCOMES, open_sweep
+    from ..sweep import OUTCOMES, inspect_sweep
 
-    dataset = open_sweep(command.store)
-    codes = dataset.outcome.values
-    counts = {name: int((codes == code).sum()) for code, name in enumerate(OUTCOMES)}
-    print(dataset.attrs["spec"])
-    print(f"\n{codes.size - counts['missing']} of {codes.size} members done")
+    found = inspect_sweep(command.store)
+    about = found.attributes
+    print("\n\n".join(filter(None, [about["title"], about["spec"]])))
+    # Damaged grid points are not among the codes: they will be computed again.
+    codes = [OUTCOMES[code] for cell in found.codes.values() for code in cell if code]
+    print(f"\n{len(codes)} of {about['members']} members done")
+    counts = {name: codes.count(name) for name in OUTCOMES}
+    counts["missing"] = about["members"] - len(codes)
     for name, count in counts.items():
         if count:
             print(f"  {count:6d} {name}")
-    return int(bool(counts["missing"]))
+    _print_faults(command.store, found.faults)
+    return int(bool(counts["missing"] or found.faults))
 
 
 def run_show_command(command: Show) -> int:
@@ -88,6 +97,33 @@ def run_show_command(command: Show) -> int:
     return 0
 
 
+def _resume(out: Path, spec: "SweepSpec") -> "SweepStore":
+    """Opens a store to go on with; says what is damaged, and was written elsewhere."""
+    import warnings
+
+    from ..sweep import SweepStore
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        store = SweepStore.resume(out, spec)
+    for warning in caught:
+        print(f"warning: {warning.message}", file=sys.stderr)
+    _print_faults(out, tuple(store.faults.values()))
+    return store
+
+
+def _print_faults(out: Path, faults: "Sequence[Fault]") -> None:
+    """Names the first few damaged grid points."""
+    from ..sweep import locate
+
+    for fault in faults[:_MOST_FAULTS]:
+        print(f"damaged  {locate(out, fault)}", file=sys.stderr)
+    if faults:
+        more = len(faults) - _MOST_FAULTS
+        rest = f"and {more} more; " if more > 0 else ""
+        print(f"         {rest}--resume computes them again", file=sys.stderr)
+
+
 def _print_table(dataset) -> None:
     from ..sweep import summarise
 
@@ -97,7 +133,13 @@ def _print_table(dataset) -> None:
 def _draw(dataset, picture: Path) -> None:
     from ..figures import sweep_figure
 
-    sweep_figure(dataset, picture, title=dataset.attrs.get("title", ""))
+    try:
+        sweep_figure(dataset, picture, title=dataset.attrs.get("title", ""))
+    except OSError as error:
+        raise ValueError(
+            f"the picture {picture} cannot be written ({error.strerror}); the store is "
+            "whole, and `deepufm show` draws it again."
+        ) from error
     print(f"picture  {picture}")
 
 

@@ -23,7 +23,8 @@ from ._options import Integration, Model, Show, Solve, Status, Sweep
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status.
 
-    0: done, every member reached its stop. 1: done, but some did not. 2: bad input.
+    0: done, every member reached its stop. 1: done, but some did not. 2: bad input, or
+    a store that cannot be written, or read.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     command, unknown = tyro.cli(
@@ -41,6 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
         return _run(command)
     except ValueError as error:
         print(f"deepufm {name}: {_in_options(str(error))}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        from ..sweep import StoreError
+
+        if not isinstance(error, StoreError):
+            raise
+        print(f"deepufm {name}: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # The reader left, as `| head` does; results are on disk by then.

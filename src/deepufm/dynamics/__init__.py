@@ -1,5 +1,6 @@
 """Flows, clocks, stops and the solve that puts them together."""
 
+from ._assemble import Observe as Observe, assemble as assemble
 from ._check import check_solve as check_solve, default_solver as default_solver
 from ._clock import (
     AbstractClock as AbstractClock,
@@ -29,13 +30,34 @@ from ._layerwise_flow import (
     LayerwiseMSEFlow as LayerwiseMSEFlow,
     mse_targets as mse_targets,
 )
+from ._leg import Leg as Leg, follow as follow
 from ._logit_flow import LogitFlow as LogitFlow, LogitMatrixFlow as LogitMatrixFlow
 from ._path import Outcome as Outcome, Path as Path, SolveStats as SolveStats
-from ._saves import SaveEvery as SaveEvery
+from ._saves import (
+    SaveAt as SaveAt,
+    SaveEvery as SaveEvery,
+    Saves as Saves,
+    num_saves as num_saves,
+    save_time as save_time,
+)
 from ._scale_map import ScaleMap as ScaleMap, scale_map as scale_map
-from ._schedule import PiecewiseConstant as PiecewiseConstant
+from ._schedule import (
+    PiecewiseConstant as PiecewiseConstant,
+    schedule_of as schedule_of,
+    with_value as with_value,
+)
+from ._segment import Method as Method, Point as Point, at_start as at_start
 from ._sigmoidal_flow import SigmoidalFlow as SigmoidalFlow
-from ._solve import solve as solve
+from ._solve import make_method as make_method, solve as solve
+from ._stepper import (
+    Lane as Lane,
+    advance as advance,
+    attempt as attempt,
+    attempt_lanes as attempt_lanes,
+    begin as begin,
+    finish as finish,
+    here as here,
+)
 from ._stop import (
     AbstractStop as AbstractStop,
     FinalNorm as FinalNorm,

@@ -35,7 +35,7 @@ def assemble(
     readings = rows(leg.readings, last.reading)
     log_times = rows(leg.log_times, last.log_time)
     # The start is saved with the first step; without one it is the last state.
-    saved = leg.written.at[0].set(True)
+    saved = leg.written.at[:1].set(True)
     saved = saved.at[1:].set(saved[1:] & (readings[1:-1] > readings[:-2]))
 
     def look(point):

@@ -10,7 +10,7 @@ from ._clock import AbstractClock, LogNorm, LogTime
 from ._flow import AbstractFlow
 from ._gradient_flow import GradientFlow
 from ._logit_flow import LogitFlow, LogitMatrixFlow
-from ._saves import SaveEvery
+from ._saves import SaveAt, SaveEvery, Saves
 from ._stop import AbstractStop
 
 # An implicit step factors a dense Jacobian: 4000² doubles are 128 MB.
@@ -23,7 +23,7 @@ def check_solve(
     *,
     stop: AbstractStop,
     clock: AbstractClock | None = None,
-    saves: int | SaveEvery = 200,
+    saves: Saves | None = 200,
     solver: diffrax.AbstractSolver | None = None,
     rtol: float | None = None,
     max_steps: int = 100_000,
@@ -69,10 +69,10 @@ def _check_kinds(y0, stop, clock, saves) -> None:
         raise ValueError(
             f"Argument `clock` must be a clock such as LogTime(), but is {clock!r}."
         )
-    if not isinstance(saves, SaveEvery | int | np.integer):
+    if not isinstance(saves, SaveEvery | SaveAt | int | np.integer | None):
         raise ValueError(
-            "Argument `saves` must be a whole number or a SaveEvery(step, capacity), "
-            f"but is {saves!r}."
+            "Argument `saves` must be a whole number, a SaveEvery(step, capacity) or a "
+            f"SaveAt(readings), but is {saves!r}."
         )
     for leaf in jax.tree.leaves(y0):
         dtype = getattr(leaf, "dtype", None)
@@ -149,7 +149,7 @@ def check_options(flow, y0, stop, clock, saves, solver, max_steps) -> None:
         fixed = stop.final_reading(flow, clock, y0) is not None
     else:
         fixed = _check_ahead(flow, y0, stop, clock)
-    if not isinstance(saves, SaveEvery):
+    if isinstance(saves, int | np.integer):
         if saves < 2:
             raise ValueError(
                 "Argument `saves` counts the start and the end: it must be at least 2, "

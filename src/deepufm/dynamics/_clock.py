@@ -21,7 +21,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._types import RealLike, RealScalar, Tracer
+from .._types import Lanes, RealLike, RealScalar, Tracer
 from ._flow import Motion
 
 
@@ -35,13 +35,17 @@ class AbstractClock(eqx.Module):
     def log_pace(self, reading: RealScalar, motion: Motion) -> RealScalar:
         """Returns log_speed + log(dt/ds) at reading s and the flow's motion there."""
 
-    def log_rate(self, reading: RealScalar, motion: Motion) -> RealScalar:
-        """Returns log(dt/ds)."""
-        return self.log_pace(reading, motion) - motion.log_speed
-
 
 class AbstractTimeClock(AbstractClock):
     """A clock whose reading is a function of the flow's time alone."""
+
+    @abc.abstractmethod
+    def log_rate(self, reading: Lanes) -> Lanes:
+        """Returns log(dt/ds) at s."""
+
+    def log_pace(self, reading: RealScalar, motion: Motion) -> RealScalar:
+        """Returns log_speed + log(dt/ds)."""
+        return motion.log_speed + self.log_rate(reading)
 
     @abc.abstractmethod
     def reading(self, log_time: RealScalar) -> RealScalar:
@@ -61,10 +65,9 @@ class PhysicalTime(AbstractTimeClock):
 
     horizon: ClassVar[float] = 1e30
 
-    def log_pace(self, reading: RealScalar, motion: Motion) -> RealScalar:
-        """Returns log_speed."""
-        del reading
-        return motion.log_speed
+    def log_rate(self, reading: Lanes) -> Lanes:
+        """Returns 0."""
+        return jnp.zeros_like(reading)
 
     def reading(self, log_time: RealScalar) -> RealScalar:
         """Returns s = t."""
@@ -96,9 +99,9 @@ class LogTime(AbstractTimeClock):
             )
         self.log_t0 = jnp.log(jnp.asarray(t0, float))
 
-    def log_pace(self, reading: RealScalar, motion: Motion) -> RealScalar:
-        """Returns log_speed + log t0 + s."""
-        return motion.log_speed + self.log_t0.astype(reading.dtype) + reading
+    def log_rate(self, reading: Lanes) -> Lanes:
+        """Returns log t0 + s."""
+        return self.log_t0.astype(reading.dtype) + reading
 
     def reading(self, log_time: RealScalar) -> RealScalar:
         """Returns s = log(1 + t/t0)."""

@@ -32,10 +32,12 @@ from .._types import BoolScalar, IntScalar, RealScalar
 _FIRST_CHANGE = 0.01
 
 
-# How often a step across the stop is shortened, in roundings and tries, before what is
-# left is interpolated. The secant takes two or three tries at usual steps.
+# When a step across the stop ends on it: within so many roundings. The secant takes two
+# or three tries at usual steps; where the excess is too crooked for it (time against
+# path length near a rest) the step is halved, down to neighbouring floats.
 _CLOSE = 16
-_MAX_TRIES = 12
+_MAX_SECANTS = 12
+_MAX_TRIES = _MAX_SECANTS + 64
 # The error ratio that a step let through at a kink counts as: the next grows by 1.08.
 _LET_THROUGH = 0.4
 
@@ -194,10 +196,13 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         excess = jax.lax.stop_gradient(self.excess(t1, y1))
         share = before.excess / (before.excess - excess)
         # -inf at t = 0: nothing to draw a secant through.
-        share = jnp.where(jnp.isfinite(share), share, 0.5)
-        end = t0 + share * (t1 - t0)
-        near = t1 - end <= _CLOSE * jnp.finfo(t1.dtype).eps * t1
-        again = keep & (excess > 0) & ~near & (before.tries < _MAX_TRIES) & (end > t0)
+        secant = jnp.isfinite(share) & (before.tries < _MAX_SECANTS)
+        share = jnp.where(secant, share, 0.5)
+        # The start may lie short of the stop by less than the clock can show.
+        close = _CLOSE * jnp.finfo(t1.dtype).eps * t1
+        end = jnp.maximum(t0 + share * (t1 - t0), t0 + close)
+        near = t1 - end <= close
+        again = keep & (excess > 0) & ~near & (before.tries < _MAX_TRIES)
 
         def choose(retry, proposed):
             return jax.tree.map(lambda a, b: jnp.where(again, a, b), retry, proposed)
@@ -218,11 +223,18 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
 
         A gap between one and two steps is halved: two even steps, not one and a sliver.
         """
-        index = jnp.searchsorted(self.landings, start, side="right")
-        last = self.landings.shape[0] - 1
-        target = jnp.where(
-            index <= last, self.landings[jnp.minimum(index, last)], jnp.inf
-        )
+        count = self.landings.shape[0]
+        if count == 0:
+            return start + step, jnp.asarray(False)
+        if count == 2:
+            # The lane stepper's: a comparison each, no search in every lane.
+            near, far = self.landings
+            later = jnp.where(start < far, far, jnp.inf)
+            target = jnp.where(start < near, near, later)
+        else:
+            index = jnp.searchsorted(self.landings, start, side="right")
+            ahead = self.landings[jnp.minimum(index, count - 1)]
+            target = jnp.where(index < count, ahead, jnp.inf)
         gap = target - start
         reaches, nears = step >= gap, 2 * step > gap
         end = jnp.where(reaches, target, start + jnp.where(nears, gap / 2, step))

@@ -10,10 +10,23 @@ At an equilibrium direction = 0 and log_speed = -inf.
 """
 
 import abc
+from typing import ClassVar
 
 import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array
 
 from .._types import BoolScalar, RealScalar, State
+
+
+def dead_level(dtype) -> float:
+    """Returns the logarithm at and below which a value is zero: about -1e300."""
+    return -float(jnp.finfo(dtype).max) * 1e-8
+
+
+def is_dead(logs: Array) -> Array:
+    """Returns which logarithms are those of zero."""
+    return logs < 0.5 * dead_level(logs.dtype)  # interpolants of the level round
 
 
 class Motion(eqx.Module):
@@ -41,8 +54,12 @@ class AbstractFlow(eqx.Module):
     is_smooth: eqx.AbstractVar[bool]
     # Whether `log_growth` is d log norm/dt itself, so that `LogNorm` reads log norm.
     growth_is_exact: eqx.AbstractClassVar[bool]
-    # Whether states are logarithms, so that an entry of -inf (a zero) never moves.
+    # Whether states are logarithms, so that an entry of -inf, or at `dead_level`, never
+    # moves.
     log_state: eqx.AbstractClassVar[bool]
+    # Whether `__call__` also takes many states at once, lanes last, and then parameters
+    # with a lane axis last; `ensemble` maps it otherwise.
+    takes_lanes: ClassVar[bool] = False
 
     @abc.abstractmethod
     def __call__(self, state: State) -> tuple[State, RealScalar]:

@@ -7,10 +7,14 @@ With margins m = Psi a, b = Psi exp(-m) and D = 1 + sum exp(-m),
 in the papers' absorbed units: for n examples a class, a and t of the matrix flow are
 brought to these by `scale_map`. The smallest margin m_0 is factored out,
 
-    b = exp(-m_0)·Psi e,   e = exp(-(m - m_0)),   log D = softplus(-m_0 + log sum e),
+    b = exp(-m_0)·Psi e,   e = exp(m_0 - m),   D = 1 + exp(-m_0)·sum e,
 
 and Psi v is a sum of non-negative terms, so every rate keeps full relative accuracy.
-Three exponentials a mode; no logarithm of a vector.
+Three exponentials a mode (a, e and a^p), one more for D, and no logarithm.
+
+The rates are written for one state, (K-1,), and for many, (K-1, lanes), alike: reduced
+over the first axis, which stays. `vmap` would put the lanes first wherever a scalar
+meets a vector, and back: 150 ns a lane and call at K = 16 against 119.
 """
 
 from typing import ClassVar
@@ -21,10 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._types import Modes, RealLike, RealScalar, Tracer
-from ..geometry import log_frobenius_norm, psi_matrix, psi_matvec
+from .._types import Lanes, ModeLanes, Modes, RealLike, RealScalar, Tracer
+from ..geometry import log_frobenius_norm, psi_lanes, psi_matrix, psi_matvec
 from ..models import check_modes, log_softplus
-from ._flow import AbstractFlow
+from ._flow import AbstractFlow, dead_level, is_dead
 
 
 class HadamardFlow(AbstractFlow):
@@ -52,27 +56,27 @@ class HadamardFlow(AbstractFlow):
     is_smooth: ClassVar[bool] = True
     growth_is_exact: ClassVar[bool] = True
     log_state: ClassVar[bool] = True
+    takes_lanes: ClassVar[bool] = True
 
     def __init__(self, num_classes: int, depth: RealLike):
         check_num_classes(num_classes)
         self.num_classes = num_classes
         self.depth = checked_depth(depth)
 
-    def __call__(self, state: Modes) -> tuple[Modes, RealScalar]:
-        """Returns (d log a/dt / exp(log_speed), log_speed)."""
-        alive = ~jnp.isneginf(state)  # a NaN is alive: it must come out as one
-        largest = jnp.max(state)
-        any_alive = ~jnp.isneginf(largest)
-        # A dead mode borrows the largest one's value: p·(-inf) at p = 0 is NaN.
-        reference = jnp.where(any_alive, largest, 0)
-        log_a = jnp.where(alive, state, reference)
-        power = self.power(state.dtype)
-        log_speed, b = scaled_rates(jnp.where(alive, jnp.exp(log_a), 0))
-        direction = jnp.where(alive, b * jnp.exp(power * (log_a - reference)), 0)
-        log_speed = log_speed + power * reference
-        return direction, jnp.where(any_alive, log_speed, -jnp.inf)
+    def __call__(self, state: ModeLanes) -> tuple[ModeLanes, Lanes]:
+        """Returns (d log a/dt / exp(log_speed), log_speed), lanes last if any."""
+        # Finite, since p·(-inf) at p = 0 is NaN; a NaN stays one.
+        log_a = jnp.maximum(state, dead_level(state.dtype))
+        largest = jnp.max(log_a, axis=0, keepdims=True)
+        power = self.power(state.dtype)[None]
+        log_speed, b = scaled_rates(jnp.exp(log_a))
+        # At p = 0 a dead mode would grow.
+        direction = b * jnp.exp(power * (log_a - largest))
+        direction = jnp.where(is_dead(log_a), 0, direction)
+        log_speed = log_speed + power * largest
+        return direction, jnp.where(is_dead(largest), -jnp.inf, log_speed)[0]
 
-    def power(self, dtype=None) -> RealScalar:
+    def power(self, dtype=None) -> Lanes:
         """Returns p = (L-1)/(L+1), 1 at infinite depth."""
         return depth_power(self.depth if dtype is None else self.depth.astype(dtype))
 
@@ -82,7 +86,7 @@ class HadamardFlow(AbstractFlow):
         Costs K² exponentials: a mode whose rate is e^{-1000} of the fastest has
         direction 0 in `__call__`, and its true logarithm here. -inf for a dead mode.
         """
-        alive = ~jnp.isneginf(state)
+        alive = ~is_dead(state)
         log_b, log_partition = _log_b(jnp.where(alive, jnp.exp(state), 0))
         power = self.power(state.dtype)
         rates = log_b - log_partition + power * jnp.where(alive, state, 0)
@@ -99,7 +103,7 @@ class HadamardFlow(AbstractFlow):
     def log_length(self, state: Modes, direction: Modes) -> RealScalar:
         """Returns log of the 2-norm of da/dt."""
         largest = jnp.max(state)
-        reference = jnp.where(jnp.isneginf(largest), 0, largest)
+        reference = jnp.where(is_dead(largest), 0, largest)
         return reference + log_frobenius_norm(jnp.exp(state - reference) * direction)
 
     def log_activity(self, state: Modes, direction: Modes) -> RealScalar:
@@ -136,20 +140,27 @@ class HadamardFlow(AbstractFlow):
             )
 
 
-def depth_power(depth: RealScalar) -> RealScalar:
+def depth_power(depth: Lanes) -> Lanes:
     """Returns p = (L-1)/(L+1), 1 at infinite depth."""
     finite = jnp.isfinite(depth)
     safe = jnp.where(finite, depth, 1)
     return jnp.where(finite, (safe - 1) / (safe + 1), 1)
 
 
-def scaled_rates(a: Modes) -> tuple[RealScalar, Modes]:
-    """Returns (-m_0 - log D, Psi e), so that b/D = exp(first)·second."""
-    margins = psi_matvec(a)
-    smallest = jnp.min(margins)
+def scaled_rates(a: ModeLanes) -> tuple[Float[Array, "1 *lanes"], ModeLanes]:
+    """Returns (log scale, rates), b/D = exp(first)·second; the first is (1, lanes).
+
+    The scale is exp(-m_0) for positive margins, and 1 where m_0 < 0 (a of the logit
+    flow may have any sign) and D grows like exp(-m_0) as well.
+    """
+    margins = psi_lanes(a)
+    smallest = jnp.min(margins, axis=0, keepdims=True)
     weights = jnp.exp(smallest - margins)
-    log_partition = jax.nn.softplus(jnp.log(jnp.sum(weights)) - smallest)
-    return -smallest - log_partition, psi_matvec(weights)
+    total = jnp.sum(weights, axis=0, keepdims=True)
+    positive = smallest > 0
+    odds = jnp.exp(jnp.where(positive, -smallest, smallest))
+    partition = jnp.where(positive, 1 + odds * total, odds + total)
+    return jnp.where(positive, -smallest, 0), psi_lanes(weights) / partition
 
 
 def _log_b(a: Modes) -> tuple[Modes, RealScalar]:

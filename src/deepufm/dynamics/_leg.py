@@ -5,8 +5,6 @@ takes a leg a phase, in a scan: all phases share one compiled integration, and n
 straddles a switch. A leg after the stop, or after a failure, is empty.
 """
 
-from typing import Any
-
 import diffrax
 import equinox as eqx
 import jax
@@ -14,36 +12,22 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from .._types import BoolScalar, RealScalar, State
-from ._clock import AbstractClock, AbstractStateClock, AbstractTimeClock
-from ._controller import RelativeController
+from ._clock import AbstractStateClock
 from ._crossing import FallingCrossing
 from ._flow import AbstractFlow
 from ._path import Outcome, SolveStats
-from ._problem import Problem, embed
-from ._saves import SaveEvery, save_times
+from ._problem import Problem
+from ._saves import save_times
 from ._schedule import schedule_of, with_value
-from ._stop import AbstractStop
-
-
-class Point(eqx.Module):
-    """Where an orbit is, and when: on the clock and in the flow's own time."""
-
-    state: State
-    log_time: RealScalar
-    reading: RealScalar
-
-
-class Method(eqx.Module):
-    """How an orbit is integrated, and whether saved states are wanted."""
-
-    stop: AbstractStop
-    clock: AbstractClock
-    saves: int | SaveEvery
-    solver: diffrax.AbstractSolver
-    rtol: RealScalar
-    max_steps: int = eqx.field(static=True)
-    adjoint: diffrax.AbstractAdjoint
-    wants_states: bool = eqx.field(static=True)
+from ._segment import (
+    Method,
+    Point,
+    Segment,
+    at_start,
+    controller,
+    final_reading,
+    plan,
+)
 
 
 class Leg(eqx.Module):
@@ -56,16 +40,14 @@ class Leg(eqx.Module):
     last: Point
     outcome: Outcome
     stats: SolveStats
-    done: BoolScalar  # the stop was met, and not just a switch
+    done: Bool[Array, "*phases"]  # the stop was met, and not just a switch
 
 
 def follow(flow: AbstractFlow, y0: State, method: Method) -> Leg:
     """Integrates `flow` from t = 0 until the stop, through all of its phases."""
     dtype = jnp.result_type(*jax.tree.leaves(y0))
-    start = Point(y0, jnp.asarray(-jnp.inf, dtype), jnp.zeros((), dtype))
-    final = method.stop.final_reading(flow, method.clock, y0)
-    if final is not None:
-        final = jnp.maximum(final.astype(dtype), start.reading)
+    start = at_start(y0)
+    final = final_reading(flow, y0, method)
     end = jnp.asarray(method.clock.horizon, dtype) if final is None else final
     times = save_times(method.saves, end)
     schedule = schedule_of(flow)
@@ -82,9 +64,7 @@ def follow(flow: AbstractFlow, y0: State, method: Method) -> Leg:
         return (leg.last, over, outcome), leg
 
     begin = (start, jnp.asarray(False), Outcome.reached)
-    infinity = jnp.full((1,), jnp.inf, schedule.log_switches.dtype)
-    switches = jnp.concatenate([schedule.log_switches, infinity])
-    inputs = schedule.values, switches.astype(dtype)
+    inputs = schedule.values, schedule.log_ends.astype(dtype)
     (end, _, outcome), legs = jax.lax.scan(phase, begin, inputs)
     return _joined(legs, end, outcome)
 
@@ -98,30 +78,14 @@ def _leg(
     log_switch: RealScalar | None = None,
     over: BoolScalar | None = None,
 ) -> Leg:
-    """Integrates from `start` to the stop, or to a switch if that comes first.
-
-    **Arguments:** `final` the clock's reading at the stop, where it is known; `times`
-    the readings to save at; `log_switch` log t of the switch; `over` nothing is left to
-    do.
-    """
-    clock, reading = method.clock, start.reading
-    log_time = None if log_switch is None else start.log_time
-    problem, inner = embed(flow, clock, start.state, log_time)
-    end = jnp.asarray(clock.horizon, reading.dtype) if final is None else final
-    if log_switch is not None and isinstance(clock, AbstractTimeClock):
-        end = jnp.minimum(end, clock.reading(log_switch))
-        log_switch = None  # the reading says it all
-    excess = _excess(problem, method.stop if final is None else None, log_switch)
-    if excess is not None:
-        end = jnp.where(excess(reading, inner) >= 0, reading, end)
-    if over is not None:
-        end = jnp.where(over, reading, end)
-    end = jnp.maximum(end, reading)
-
-    solution = _integrate(problem, inner, method, reading, end, times, excess)
+    """Integrates a leg, which `plan` explains, and saves it at the readings `times`."""
+    segment, inner = plan(flow, start, method, final, log_switch, over)
+    problem = segment.problem
+    solution = _integrate(segment, inner, method, times)
     assert solution.ts is not None
     assert solution.ys is not None
-    (readings, last_readings), (inners, last_inners) = solution.ts, solution.ys
+    (*readings, last_readings), (*inners, last_inners) = solution.ts, solution.ys
+    readings, inners = (readings[0], inners[0]) if readings else (times, None)
     last_inner = jax.tree.map(lambda leaf: leaf[-1], last_inners)
     last = Point(
         problem.state(last_inner),
@@ -131,9 +95,8 @@ def _leg(
     # Readings of points beyond the leg were clipped; unwritten ones are infinite.
     written = readings == times
     states, log_times = _rows(problem, readings, inners, last_inners, written)
-    outcome = _outcome_of(solution.result, excess is not None, end, clock.horizon)
-    moved = end > reading
-    met = _met(flow, method, solution.result, last, final, log_switch, moved)
+    outcome = segment.outcome(solution.result)
+    done = segment.done(method.stop, solution.result, last)
     return Leg(
         written=written,
         readings=readings,
@@ -142,56 +105,34 @@ def _leg(
         last=last,
         outcome=outcome,
         stats=_stats(solution),
-        done=met & (outcome == Outcome.reached),
+        done=done & (outcome == Outcome.reached),
     )
 
 
 def _integrate(
-    problem: Problem,
-    inner: tuple,
-    method: Method,
-    start: RealScalar,
-    end: RealScalar,
-    times: Float[Array, " saves"],
-    excess,
+    segment: Segment, inner: tuple, method: Method, times: Float[Array, " saves"]
 ) -> diffrax.Solution:
     """Calls `diffeqsolve` from one reading of the clock to another."""
     # Time clocks know log t from the reading; nothing else may be wanted of a state.
     needed = method.wants_states or isinstance(method.clock, AbstractStateClock)
-    here = jnp.clip(times, start, end)
-    saved = diffrax.SubSaveAt(ts=here, fn=_state if needed else _nothing)
+    here = jnp.clip(times, segment.start, segment.end)
+    saved = []
+    if times.shape[0]:
+        saved = [diffrax.SubSaveAt(ts=here, fn=_state if needed else _nothing)]
     return diffrax.diffeqsolve(
-        diffrax.ODETerm(problem.vector_field),
+        diffrax.ODETerm(segment.problem.vector_field),
         method.solver,
-        t0=start,
-        t1=end,
+        t0=segment.start,
+        t1=segment.end,
         dt0=None,
         y0=inner,
-        saveat=diffrax.SaveAt(subs=[saved, diffrax.SubSaveAt(t1=True)]),
-        stepsize_controller=RelativeController(
-            problem.relative_error,
-            method.rtol,
-            here,
-            excess=excess,
-            crosses=None if problem.flow.is_smooth else problem.crosses_kink,
-            **_pid_coefficients(method.solver),
-        ),
+        saveat=diffrax.SaveAt(subs=[*saved, diffrax.SubSaveAt(t1=True)]),
+        stepsize_controller=controller(segment, method, here),
         adjoint=method.adjoint,
-        event=None if excess is None else _event(excess),
+        event=_event(segment.excess) if segment.awaits_event else None,
         max_steps=method.max_steps,
         throw=False,
     )
-
-
-def _met(flow, method: Method, result, last: Point, final, log_switch, moved):
-    """Returns whether a leg that went well ended at the stop, not just at a switch."""
-    if final is not None:
-        return last.reading >= final
-    met = (result == diffrax.RESULTS.event_occurred) | ~moved
-    if log_switch is None:
-        return met
-    ahead = method.stop.excess(flow, last.log_time, last.state)
-    return met & (ahead >= last.log_time - log_switch)
 
 
 def _stats(solution: diffrax.Solution) -> SolveStats:
@@ -204,6 +145,8 @@ def _stats(solution: diffrax.Solution) -> SolveStats:
 
 def _rows(problem: Problem, readings, inners, last_inners, written):
     """Returns states and log t at the saved points; what is unwritten means nothing."""
+    if not readings.shape[0]:
+        return None, readings
     if inners is None:
         return None, jax.vmap(lambda s: problem.log_time(s, None))(readings)
 
@@ -238,23 +181,6 @@ def _joined(legs: Leg, end: Point, outcome: Outcome) -> Leg:
     )
 
 
-def _excess(problem: Problem, stop: AbstractStop | None, log_switch):
-    """Returns what rises through zero at the stop or the switch; `None` for neither."""
-    if stop is None and log_switch is None:
-        return None
-
-    def excess(t, y):
-        log_time = problem.log_time(t, y)
-        if stop is None:
-            return log_time - log_switch
-        to_stop = stop.excess(problem.flow, log_time, problem.state(y))
-        if log_switch is None:
-            return to_stop
-        return jnp.maximum(to_stop, log_time - log_switch)
-
-    return excess
-
-
 def _event(excess) -> diffrax.Event:
     def shortfall(t, y, args, **kwargs):
         del args, kwargs
@@ -271,30 +197,3 @@ def _state(t, y, args) -> PyTree:
 
 def _nothing(t, y, args) -> None:
     del t, y, args
-
-
-def _pid_coefficients(solver: diffrax.AbstractSolver) -> dict[str, Any]:
-    """PI control for explicit methods, which run at their stability limit late on."""
-    if isinstance(solver, diffrax.AbstractImplicitSolver):
-        return {}
-    return {"pcoeff": 0.2, "icoeff": 0.4}
-
-
-def _outcome_of(
-    result: diffrax.RESULTS, awaited: bool, end: RealScalar, horizon: float
-) -> Outcome:
-    """Translates diffrax's result; `awaited`: the stop was an event."""
-    results = diffrax.RESULTS
-    # A traced goal may be NaN or lie before the start; nothing was integrated then.
-    done = Outcome.where(jnp.isfinite(end), Outcome.reached, Outcome.non_finite)
-    if awaited:
-        # Success without the event means the horizon, unless the goal held at once.
-        done = Outcome.where(end >= horizon, Outcome.not_met, Outcome.reached)
-    outcome = Outcome.where(result == results.successful, done, Outcome.non_finite)
-    outcome = Outcome.where(result == results.event_occurred, Outcome.reached, outcome)
-    outcome = Outcome.where(
-        result == results.max_steps_reached, Outcome.step_budget, outcome
-    )
-    return Outcome.where(
-        result == results.dt_min_reached, Outcome.step_underflow, outcome
-    )

@@ -136,7 +136,7 @@ class LogitFlow(AbstractFlow):
     def __call__(self, state: Modes) -> tuple[Modes, RealScalar]:
         """Returns (da/dt / exp(log_speed), log_speed)."""
         log_speed, b = scaled_rates(state)
-        return b, log_speed
+        return b, log_speed[0]
 
     def log_norm(self, state: Modes) -> RealScalar:
         """Returns log of the sum of |a|."""

@@ -4,7 +4,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from .._types import IntScalar, RealScalar, State, Tracer
+from .._types import RealScalar, State, Tracer
 
 
 class Outcome(eqx.Enumeration):
@@ -35,9 +35,9 @@ class Outcome(eqx.Enumeration):
 class SolveStats(eqx.Module):
     """The cost of a solve. A step of an s-stage method is about s right-hand sides."""
 
-    num_steps: IntScalar  # tried
-    num_accepted: IntScalar
-    num_rejected: IntScalar
+    num_steps: Int[Array, "*batch"]  # tried
+    num_accepted: Int[Array, "*batch"]
+    num_rejected: Int[Array, "*batch"]
 
 
 class Path(eqx.Module):

@@ -11,8 +11,8 @@ large one, where x comes to rest while t reaches 10^(10^6). (In units of dt/ds x
 like 1/norm late, and implicit methods lose their order on it: 13,000 steps where 200
 do; in units of (dt/ds)/norm it vanishes with a small state on `ArcLength`.)
 
-Where y is a logarithm, entries of -inf are held at 0 inside the solver, which could not
-interpolate them, and put back wherever the flow or the user looks.
+Where y is a logarithm, entries of -inf are finite inside the solver, which could not
+interpolate them: at `dead_level`, which flows of logarithms take for the same.
 """
 
 from typing import Any
@@ -20,11 +20,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
 
-from .._types import BoolScalar, RealScalar, State
+from .._types import BoolScalar, Lanes, RealScalar, State
 from ._clock import AbstractClock, AbstractStateClock, AbstractTimeClock
-from ._flow import AbstractFlow
+from ._flow import AbstractFlow, dead_level, is_dead
 
 
 class Problem(eqx.Module):
@@ -32,20 +31,23 @@ class Problem(eqx.Module):
 
     flow: AbstractFlow
     clock: AbstractClock
-    held: Bool[Array, " modes"] | None  # entries of log a that are -inf
+
+    @property
+    def takes_lanes(self) -> bool:
+        """Whether `vector_field` also takes many states at once, lanes last."""
+        return self.flow.takes_lanes and isinstance(self.clock, AbstractTimeClock)
 
     def vector_field(self, reading: Any, inner: tuple, args: None) -> tuple:
         """Returns (dy/ds, dx/ds)."""
         del args
-        state, elapsed = self.state(inner), inner[1]
+        state, elapsed = inner
+        if isinstance(self.clock, AbstractTimeClock):
+            direction, log_speed = self.flow(state)
+            return _scaled(direction, log_speed + self.clock.log_rate(reading)), None
+
         motion = self.flow.motion(state)
         log_pace = self.clock.log_pace(reading, motion)
-        # At rest the direction is 0 and the pace of a clock may be anything: 0·inf.
-        factor = jnp.exp(jnp.minimum(log_pace, jnp.log(jnp.finfo(log_pace.dtype).max)))
-        velocity = jax.tree.map(lambda v: factor * v, motion.direction)
-        if elapsed is None:
-            return velocity, None
-
+        velocity = _scaled(motion.direction, log_pace)
         _, drift = jax.jvp(self.log_unit, (state,), (velocity,))
         return velocity, jnp.exp(motion.log_activity + log_pace) + elapsed * drift
 
@@ -56,9 +58,9 @@ class Problem(eqx.Module):
 
     def state(self, inner: tuple) -> State:
         """Returns the flow's state."""
-        if self.held is None:
+        if not self.flow.log_state:
             return inner[0]
-        return jnp.where(self.held, -jnp.inf, inner[0])
+        return jnp.where(is_dead(inner[0]), -jnp.inf, inner[0])
 
     def log_time(self, reading: RealScalar, inner: tuple | None) -> RealScalar:
         """Returns log t; a time clock needs no state for that."""
@@ -86,17 +88,26 @@ class Problem(eqx.Module):
         return jnp.maximum(worst, ratio)
 
 
+def _scaled(direction: State, log_pace: Lanes) -> State:
+    """Returns exp(log_pace)·direction; lanes, if any, are last."""
+    # At rest the direction is 0 and the pace of a clock may be anything: 0·inf.
+    factor = jnp.exp(jnp.minimum(log_pace, jnp.log(jnp.finfo(log_pace.dtype).max)))
+
+    def scaled(leaf):
+        ones = (1,) * (leaf.ndim - factor.ndim)
+        return factor.reshape(ones + factor.shape) * leaf
+
+    return jax.tree.map(scaled, direction)
+
+
 def embed(flow, clock, state, log_time=None) -> tuple[Problem, tuple]:
     """Returns the problem and what its vector field is integrated from.
 
     **Arguments:** `log_time`, log t at `state`; the start, t = 0, if `None`.
     """
     dtype = jnp.result_type(*jax.tree.leaves(state))
-    held, inner = None, state
-    if flow.log_state:
-        held = jnp.isneginf(state)
-        inner = jnp.where(held, 0, state)
-    problem = Problem(flow, clock, held)
+    inner = jnp.maximum(state, dead_level(dtype)) if flow.log_state else state
+    problem = Problem(flow, clock)
     if not isinstance(clock, AbstractStateClock):
         return problem, (inner, None)
     elapsed = jnp.zeros((), dtype)

@@ -53,6 +53,12 @@ class PiecewiseConstant(eqx.Module):
                 )
         self.log_switches = jnp.log(times)
 
+    @property
+    def log_ends(self) -> Float[Array, " phases"]:
+        """Log t at which each phase ends, inf for the last."""
+        infinity = jnp.full((1,), jnp.inf, self.log_switches.dtype)
+        return jnp.concatenate([self.log_switches, infinity])
+
     def __call__(self, log_time: RealScalar) -> RealScalar:
         """Returns the value at log t; at a switch, that of the phase before."""
         # Within the rounding of a logarithm, which a clock's reading may add.

@@ -19,7 +19,7 @@ import numpy as np
 from .._types import Modes, RealLike, RealScalar, Tracer
 from ..geometry import log_frobenius_norm
 from ..models import ClassSizes
-from ._flow import AbstractFlow
+from ._flow import AbstractFlow, is_dead
 from ._hadamard_flow import checked_depth, depth_power, log_or_zero
 from ._layerwise_flow import mse_targets
 from ._sigmoid import log_sigmoid_time, log_sigmoid_value
@@ -144,9 +144,9 @@ class SigmoidalFlow(AbstractFlow):
 
     def __call__(self, state: Modes) -> tuple[Modes, RealScalar]:
         """Returns (d log a/dt / exp(log_speed), log_speed)."""
-        alive = ~jnp.isneginf(state)
+        alive = ~is_dead(state)
         largest = jnp.max(state)
-        any_alive = ~jnp.isneginf(largest)
+        any_alive = ~is_dead(largest)
         reference = jnp.where(any_alive, largest, 0)
         log_a = jnp.where(alive, state, reference)
         power = depth_power(self.depth.astype(state.dtype))
@@ -166,7 +166,7 @@ class SigmoidalFlow(AbstractFlow):
     def log_length(self, state: Modes, direction: Modes) -> RealScalar:
         """Returns log of the 2-norm of da/dt."""
         largest = jnp.max(state)
-        reference = jnp.where(jnp.isneginf(largest), 0, largest)
+        reference = jnp.where(is_dead(largest), 0, largest)
         return reference + log_frobenius_norm(jnp.exp(state - reference) * direction)
 
     def log_activity(self, state: Modes, direction: Modes) -> RealScalar:

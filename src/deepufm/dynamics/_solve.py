@@ -14,9 +14,10 @@ from ._check import check_solve, checked_rtol, default_solver
 from ._clock import AbstractClock, LogTime
 from ._flow import AbstractFlow
 from ._gradient_flow import GradientFlow
-from ._leg import Method, follow
+from ._leg import follow
 from ._path import Path
-from ._saves import SaveEvery
+from ._saves import Saves
+from ._segment import Method
 from ._stop import AbstractStop
 
 
@@ -26,7 +27,7 @@ def solve(
     *,
     stop: AbstractStop,
     clock: AbstractClock | None = None,
-    saves: int | SaveEvery = 200,
+    saves: Saves = 200,
     observe: Observe | None = None,
     keep_states: bool | None = None,
     solver: diffrax.AbstractSolver | None = None,
@@ -46,8 +47,8 @@ def solve(
         same under every clock.
     - `saves`: the number of saved points, equal steps of the clock, where the stop
         fixes the clock's end (`FinalTime` on `PhysicalTime` and `LogTime`, `FinalNorm`
-        of a reduced flow on `LogNorm`); otherwise a `SaveEvery`. The first is the
-        start.
+        of a reduced flow on `LogNorm`); otherwise a `SaveEvery`; or a `SaveAt` with
+        the readings themselves. The first is the start.
     - `observe`: `observe(flow, log_time, state) -> dict` of arrays, called at every
         saved point; `ufm.metrics` is the standard one.
     - `keep_states`: whether to keep the states at the saved points; by default for all
@@ -77,16 +78,42 @@ def solve(
         flow, y0, stop=stop, clock=clock, saves=saves, solver=solver, rtol=rtol,
         max_steps=max_steps,
     )  # fmt: skip
+    if keep_states is None:
+        keep_states = not isinstance(flow, GradientFlow)
+    # Strongly typed, or a start like `jnp.full(3, 0.5)` would be compiled for apart.
+    y0 = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), y0)
+    method = make_method(
+        flow, y0, stop, clock, saves, solver, rtol, max_steps, adjoint,
+        wants_states=keep_states or observe is not None,
+    )  # fmt: skip
+    return _solve(flow, y0, method, observe, keep_states)
+
+
+@eqx.filter_jit
+def _solve(flow, y0, method: Method, observe, keep_states: bool) -> Path:
+    return assemble(flow, follow(flow, y0, method), observe, keep_states)
+
+
+def make_method(
+    flow: AbstractFlow,
+    y0: State,
+    stop: AbstractStop,
+    clock: AbstractClock | None,
+    saves: Saves | None,
+    solver: diffrax.AbstractSolver | None,
+    rtol: float | None,
+    max_steps: int,
+    adjoint: diffrax.AbstractAdjoint | None = None,
+    *,
+    wants_states: bool,
+) -> Method:
+    """Returns the options of `solve`, defaults filled in."""
     clock = LogTime() if clock is None else clock
     solver = default_solver(flow, clock) if solver is None else solver
     dtype = jnp.result_type(*jax.tree.leaves(y0))
     rtol = checked_rtol(rtol, flow, dtype)
     floor = 400 * float(jnp.finfo(dtype).eps)
-    if keep_states is None:
-        keep_states = not isinstance(flow, GradientFlow)
-    # Strongly typed, or a start like `jnp.full(3, 0.5)` would be compiled for apart.
-    y0 = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), y0)
-    method = Method(
+    return Method(
         stop=stop,
         clock=clock,
         saves=saves,
@@ -94,14 +121,8 @@ def solve(
         rtol=jnp.asarray(rtol, dtype),
         max_steps=max_steps,
         adjoint=diffrax.RecursiveCheckpointAdjoint() if adjoint is None else adjoint,
-        wants_states=keep_states or observe is not None,
+        wants_states=wants_states,
     )
-    return _solve(flow, y0, method, observe, keep_states)
-
-
-@eqx.filter_jit
-def _solve(flow, y0, method: Method, observe, keep_states: bool) -> Path:
-    return assemble(flow, follow(flow, y0, method), observe, keep_states)
 
 
 def _with_stage_solver(solver: diffrax.AbstractSolver, rtol: float):

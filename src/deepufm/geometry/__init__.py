@@ -7,6 +7,7 @@ from ._frames import (
     simplex_etf as simplex_etf,
 )
 from ._hadamard import (
+    psi_lanes as psi_lanes,
     psi_matrix as psi_matrix,
     psi_matvec as psi_matvec,
     sylvester_hadamard as sylvester_hadamard,

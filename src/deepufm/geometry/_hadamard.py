@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._types import Modes, SquareMatrix
+from .._types import ModeLanes, Modes, SquareMatrix
 
 # The dense product is used up to this K. From benchmarks/bench_psi.py, two Xeon cores,
 # float64, microseconds a product inside a jitted chain, dense against parity transform:
@@ -101,10 +101,16 @@ def psi_matvec(v: Modes) -> Modes:
             "Argument `v` must be one vector of K-1 entries, K a power of two, but has "
             f"shape {v.shape}. Use jax.vmap for a batch, GradientFlow for general K."
         )
-    return _psi_dense(v) if num_classes <= _DENSE_UP_TO else _psi_parity(v)
+    return psi_lanes(v)
 
 
-def _psi_dense(v: Modes) -> Modes:
+def psi_lanes(v: ModeLanes) -> ModeLanes:
+    """Returns Psi v for one vector or for many, (K-1, lanes); no checks."""
+    dense = v.shape[0] + 1 <= _DENSE_UP_TO
+    return _psi_dense(v) if dense else _psi_parity(v)
+
+
+def _psi_dense(v: ModeLanes) -> ModeLanes:
     # The products with 0 add exact zeros, so large entries cannot reach the rows they
     # are not in. A full-precision dot: GPUs and TPUs would otherwise shorten float32.
     # jnp.sum(psi * v, axis=1) took 4 times as long at K = 64, and 8 times in lanes.
@@ -112,7 +118,7 @@ def _psi_dense(v: Modes) -> Modes:
     return jnp.dot(psi, v, precision=lax.Precision.HIGHEST)
 
 
-def _psi_parity(v: Modes) -> Modes:
+def _psi_parity(v: ModeLanes) -> ModeLanes:
     """Psi v by the parity transform: a butterfly of additions only.
 
     `even` and `odd` hold, for each i, the sums of v_j over those j for which i.j is
@@ -124,15 +130,15 @@ def _psi_parity(v: Modes) -> Modes:
     as a common 1 turns the parity. After log2 K digits Psi v = 2 odd.
     """
     # Index 0 is the mode that Psi leaves out.
-    even = jnp.concatenate([jnp.zeros((1,), v.dtype), v])
+    even = jnp.concatenate([jnp.zeros_like(v[:1]), v])
     odd = jnp.zeros_like(even)
     num_classes = even.shape[0]
     for _ in range(num_classes.bit_length() - 1):
         # j's leading digit goes and i's digit comes in last (Stockham's order): the
         # halves stay contiguous, and after all digits i reads in its natural order.
         (e0, e1), (o0, o1) = jnp.split(even, 2), jnp.split(odd, 2)
-        even = jnp.stack([e0 + e1, e0 + o1], axis=1).reshape(num_classes)
-        odd = jnp.stack([o0 + o1, o0 + e1], axis=1).reshape(num_classes)
+        even = jnp.stack([e0 + e1, e0 + o1], axis=1).reshape(even.shape)
+        odd = jnp.stack([o0 + o1, o0 + e1], axis=1).reshape(odd.shape)
     return 2 * odd[1:]
 
 

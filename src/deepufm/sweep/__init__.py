@@ -1,6 +1,21 @@
 """Grids of runs, and the stores they are written to."""
 
+from ._batches import Batch as Batch, batches as batches
+from ._describe import describe as describe
 from ._family import Family as Family, Shape as Shape
+from ._files import check_output as check_output
+from ._guard import StoreError as StoreError
+from ._integrity import (
+    Fault as Fault,
+    Inspection as Inspection,
+    inspect_sweep as inspect_sweep,
+    locate as locate,
+)
+from ._layout import (
+    OUTCOMES as OUTCOMES,
+    outcome_code as outcome_code,
+    quantities as quantities,
+)
 from ._matrix_families import (
     GaussianFamily as GaussianFamily,
     LogitMatrixFamily as LogitMatrixFamily,
@@ -18,18 +33,14 @@ from ._mode_families import (
 from ._run import (
     Failure as Failure,
     check_spec as check_spec,
-    run_cell as run_cell,
+    run_batch as run_batch,
     run_sweep as run_sweep,
     sweep as sweep,
 )
 from ._spec import AXES as AXES, Cell as Cell, Grid as Grid, SweepSpec as SweepSpec
 from ._store import (
-    OUTCOMES as OUTCOMES,
     SweepStore as SweepStore,
-    check_output as check_output,
     open_sweep as open_sweep,
-    outcome_code as outcome_code,
-    quantities as quantities,
     write_path as write_path,
 )
 from ._summary import summarise as summarise

@@ -1,4 +1,4 @@
-"""Running a sweep: cells through an executor, each written as soon as it is done."""
+"""Running a sweep: batches through an executor, written as soon as they are done."""
 
 import functools
 import os
@@ -16,7 +16,9 @@ import numpy as np
 import xarray as xr
 
 from ..analysis import metrics
-from ..dynamics import FinalTime, Path, check_solve, solve
+from ..dynamics import FinalTime, Path, check_solve
+from ..ensemble import Members, make_share
+from ._batches import Batch, batches
 from ._family import Shape
 from ._spec import Cell, SweepSpec
 from ._store import SweepStore, open_sweep, quantities
@@ -45,6 +47,10 @@ def run_sweep(
 ) -> list[Failure]:
     """Computes the cells that `store` lacks and writes each as it finishes.
 
+    The unit of work is a `Batch` of cells that share a program. One of which any cell
+    is missing is computed whole, so that a resumed sweep has the same numbers to the
+    last bit; cells that are there are left alone.
+
     **Arguments:**
 
     - `executor`: any `concurrent.futures.Executor`; one thread a core if `None`.
@@ -54,35 +60,39 @@ def run_sweep(
     badly (step budget, NaN) is no failure: its outcome is stored beside its last state.
 
     **Raises:** `ValueError`, before anything is compiled, for a spec whose members do
-    not fit their flow.
+    not fit their flow; `StoreError` where results cannot be written.
     """
-    check_spec(spec)
     failures: list[Failure] = []
     own = None
-    if executor is None:
-        executor = own = ThreadPoolExecutor(os.cpu_count() or 1)
-    cells = {}
+    futures = {}
     try:
-        pending = _longest_first(store.pending())
-        cells = {executor.submit(run_cell, spec, cell): cell for cell in pending}
-        for future in as_completed(cells):
-            cell = cells[future]
+        check_spec(spec)
+        if executor is None:
+            executor = own = ThreadPoolExecutor(os.cpu_count() or 1)
+        pending = set(store.pending())
+        for batch in batches(spec):
+            if pending.intersection(batch.cells):
+                futures[executor.submit(run_batch, spec, batch)] = batch
+        for future in as_completed(futures):
+            missing = [cell for cell in futures[future].cells if cell in pending]
             error = future.exception()
             if error is not None:
-                failures.append(Failure(cell, error))
+                failures += [Failure(cell, error) for cell in missing]
                 continue
-            store.write(cell, future.result())
-            if progress is not None:
-                progress(cell, len(spec.grid.values("seed")))
+            results = future.result()
+            for cell in missing:
+                store.write(cell, results[cell])
+                if progress is not None:
+                    progress(cell, len(spec.grid.values("seed")))
     except BaseException:
-        # Interrupted: start no other cell, whoever owns the executor.
-        for future in cells:
+        # Interrupted: start no other batch, whoever owns the executor.
+        for future in futures:
             future.cancel()
         raise
     finally:
         store.close()
         if own is not None:
-            # On an interruption, let running cells go and start no other.
+            # On an interruption, let running batches go and start no other.
             own.shutdown(wait=False, cancel_futures=True)
     return failures
 
@@ -121,14 +131,19 @@ def sweep(
     return open_sweep(path)
 
 
-def run_cell(spec: SweepSpec, cell: Cell) -> dict[str, np.ndarray]:
-    """Returns every quantity of a cell's members, seeds along the leading axis."""
-    program = _program(spec, spec.shape_of(cell))
-    members = [
-        quantities(program(*_arguments(cell, seed)))
-        for seed in spec.grid.values("seed")
-    ]
-    return {name: np.stack([m[name] for m in members]) for name in members[0]}
+def run_batch(spec: SweepSpec, batch: Batch) -> dict[Cell, dict[str, np.ndarray]]:
+    """Returns every quantity of each cell's members, seeds along the leading axis."""
+    seeds = len(spec.grid.values("seed"))
+    program = _program(spec, batch.shape, batch.size)
+    arguments = _arguments(spec, batch)
+    path = program(*arguments, jnp.asarray(len(batch.cells) * seeds))
+    values = quantities(path)
+
+    def of(index: int) -> dict[str, np.ndarray]:
+        rows = slice(index * seeds, (index + 1) * seeds)
+        return {name: value[rows] for name, value in values.items()}
+
+    return {cell: of(index) for index, cell in enumerate(batch.cells)}
 
 
 def check_spec(spec: SweepSpec) -> None:
@@ -142,7 +157,8 @@ def check_spec(spec: SweepSpec) -> None:
     for cell in spec.grid.cells():
         spec.family.check(cell.num_classes, cell.width, cell.depth)
         shape = spec.shape_of(cell)
-        arguments = _arguments(cell, spec.grid.values("seed")[0])
+        first = _arguments(spec, Batch(shape, (cell,), 1))
+        arguments = tuple(values[0] for values in first)
         if concrete:
             _check_member(spec, shape, *arguments)
         elif shape not in shapes:
@@ -160,26 +176,24 @@ def _check_member(spec, shape, seed, depth, width, scale) -> None:
     )  # fmt: skip
 
 
-def _arguments(cell: Cell, seed: int) -> tuple[jax.Array, ...]:
-    values = (float(cell.depth), float(cell.width), float(cell.scale))
-    return jnp.asarray(seed), *(jnp.asarray(value) for value in values)
-
-
-def _longest_first(cells: list[Cell]) -> list[Cell]:
-    """Deepest and widest first, so that no long cell is left to the end."""
-
-    def cost(cell):
-        return -cell.depth * cell.width**2, -cell.num_classes
-
-    return sorted(cells, key=cost)
+def _arguments(spec: SweepSpec, batch: Batch) -> tuple[jax.Array, ...]:
+    """Returns seed, depth, width and scale of all members, up to the batch's size."""
+    rows = [
+        (seed, float(cell.depth), float(cell.width), float(cell.scale))
+        for cell in batch.cells
+        for seed in spec.grid.values("seed")
+    ]
+    rows += rows[-1:] * (batch.size - len(rows))
+    seeds, *others = zip(*rows, strict=True)
+    return jnp.asarray(seeds), *(jnp.asarray(values) for values in others)
 
 
 _programs: dict[tuple, Callable[..., Path]] = {}
 _compiling = threading.Lock()
 
 
-def _program(spec: SweepSpec, shape: Shape) -> Callable[..., Path]:
-    """Returns the compiled solve of one member of this shape, compiled once a process.
+def _program(spec: SweepSpec, shape: Shape, size: int) -> Callable[..., Path]:
+    """Returns the compiled ensemble of `size` members, compiled once a process.
 
     Programs are kept by the value of what they were built from: a spec that arrives
     pickled at a worker is a new object with every cell.
@@ -188,20 +202,22 @@ def _program(spec: SweepSpec, shape: Shape) -> Callable[..., Path]:
         spec.family, spec.stop, spec.clock, spec.solver, spec.rtol, spec.max_steps,
         spec.saves,
     )  # fmt: skip
-    key = (shape, pickle.dumps(parts), str(jnp.zeros(()).dtype))
+    key = (shape, size, pickle.dumps(parts), str(jnp.zeros(()).dtype))
     with _compiling:
         if key not in _programs:
-            _programs[key] = _compile(spec, shape)
+            _programs[key] = _compile(spec, shape, size)
         return _programs[key]
 
 
-def _compile(spec: SweepSpec, shape: Shape) -> Callable[..., Path]:
-    def program(seed, depth, width, scale):
+def _compile(spec: SweepSpec, shape: Shape, size: int) -> Callable[..., Path]:
+    def member(seed, depth, width, scale):
         key = jax.random.key(seed)
-        flow, start = spec.family.member(shape, key, depth, width, scale)
-        return solve(
-            flow,
-            start,
+        return spec.family.member(shape, key, depth, width, scale)
+
+    def program(seeds, depths, widths, scales, valid):
+        members = Members(*eqx.filter_vmap(member)(seeds, depths, widths, scales))
+        share = make_share(
+            members,
             stop=spec.stop,
             clock=spec.clock,
             saves=spec.saves,
@@ -211,7 +227,8 @@ def _compile(spec: SweepSpec, shape: Shape) -> Callable[..., Path]:
             rtol=spec.rtol,
             max_steps=spec.max_steps,
         )
+        return share(members, valid)[0]
 
-    first = next(iter(spec.grid.cells()))
-    arguments = _arguments(first, spec.grid.values("seed")[0])
+    ones = jnp.ones((size,))
+    arguments = jnp.ones((size,), int), ones, ones, ones, jnp.asarray(size)
     return eqx.filter_jit(program).lower(*arguments).compile()

@@ -1,5 +1,6 @@
 """What a sweep computes: a grid of members, and how each is integrated."""
 
+import functools
 import itertools
 import math
 import numbers
@@ -9,7 +10,8 @@ from typing import Any
 
 import diffrax
 
-from ..dynamics import AbstractClock, AbstractStop, FinalTime, LogTime, SaveEvery
+from ..dynamics import AbstractClock, AbstractStop, FinalTime, LogTime, Saves, num_saves
+from ._buckets import bucket_edges, edge_above, member_seconds
 from ._family import Family, Shape
 from ._matrix_families import GaussianFamily
 
@@ -113,26 +115,43 @@ class SweepSpec:
     solver: diffrax.AbstractSolver | None = None
     rtol: float | None = None
     max_steps: int = 100_000
-    saves: int | SaveEvery = 25
+    saves: Saves = 25
 
     @property
     def num_saves(self) -> int:
         """The number of saved points of a member."""
-        saves = self.saves
-        return saves.capacity if isinstance(saves, SaveEvery) else saves
+        return num_saves(self.saves)
 
     def shape_of(self, cell: Cell) -> Shape:
         """Returns the padded shape that this cell's members are run in.
 
-        One program serves all depths and widths of a given K and n where the family
-        pads along them: a compilation costs more than the padding of a grid up to some
-        hundred members.
+        One program serves all members of a shape. Along the axes that the family pads,
+        sizes share one where that saves more compiling than it costs (`_buckets`).
         """
+        edges = functools.partial(_edges, self.grid, self.family.padded)
 
         def size(axis: str) -> int:
             if axis in self.family.padded:
-                return int(max(self.grid.values(axis)))
+                return edge_above(edges(axis), int(getattr(cell, axis)))
             return getattr(cell, axis) if axis in self.family.exact else 1
 
         width, depth = int(size("width")), int(size("depth"))
         return Shape(cell.num_classes, cell.per_class, width, depth)
+
+
+@functools.lru_cache(maxsize=64)
+def _edges(grid: Grid, padded: tuple[str, ...], axis: str) -> tuple[int, ...]:
+    """Returns the sizes that values along `axis` are padded to."""
+    sizes = [int(value) for value in grid.values(axis)]
+    others = [float(v) for v in grid.values("depth" if axis == "width" else "width")]
+    # Members of one size along both axes.
+    members = math.prod(grid.shape) * len(grid.values("seed"))
+    each = members / (len(sizes) * len(others))
+    flat = "width" not in padded  # modes alone: widths mean nothing
+
+    def seconds(size: int, edge: int) -> float:
+        del size
+        pairs = [(o, edge) if axis == "width" else (edge, o) for o in others]
+        return each * sum(member_seconds(d, 1 if flat else w) for d, w in pairs)
+
+    return bucket_edges(sizes, seconds)

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from ._layout import OUTCOMES
 from ._spec import AXES
-from ._store import OUTCOMES
 
 
 def summarise(dataset: xr.Dataset) -> pd.DataFrame:

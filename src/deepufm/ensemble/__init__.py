@@ -1,0 +1,9 @@
+"""Many members of one flow at once: lanes, devices, processes."""
+
+from ._ensemble import (
+    Share as Share,
+    Strategy as Strategy,
+    ensemble as ensemble,
+    make_share as make_share,
+)
+from ._stream import Members as Members

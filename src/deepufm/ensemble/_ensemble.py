@@ -1,0 +1,244 @@
+"""`ensemble`: many members of one flow, each to its own end."""
+
+import enum
+from collections.abc import Callable, Sequence
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from .._types import Device, IntScalar, State, Tracer
+from ..dynamics import (
+    AbstractClock,
+    AbstractFlow,
+    AbstractStop,
+    GradientFlow,
+    Leg,
+    Method,
+    Observe,
+    Path,
+    Saves,
+    assemble,
+    check_solve,
+    follow,
+    make_method,
+)
+from ._spread import over_cores, over_devices
+from ._stream import Members, Stream, is_native
+
+
+class Strategy(enum.Enum):
+    """How members share a device."""
+
+    LANES = "lanes"  # side by side, each replaced by the next when it is done
+    VMAP = "vmap"  # all side by side until the slowest is done; differentiable
+    MAP = "map"  # one after the other (`lax.map`)
+
+
+class Share(eqx.Module):
+    """What one device does with its share of the members."""
+
+    method: Method
+    strategy: Strategy = eqx.field(static=True)
+    width: int = eqx.field(static=True)
+    observe: Observe | None = eqx.field(static=True)
+    keep_states: bool = eqx.field(static=True)
+
+    @eqx.filter_jit
+    def __call__(self, members: Members, valid: IntScalar) -> tuple[Path, IntScalar]:
+        """Integrates the first `valid` members.
+
+        **Returns:** their paths, and the number of lane-steps computed (0 where lanes
+        were not used).
+        """
+
+        def whole(member):
+            leg = follow(member.flows, member.starts, self.method)
+            return self._path(member.flows, leg)
+
+        none = jnp.zeros((members.count,), int)
+        if self.strategy is Strategy.VMAP:
+            return jax.vmap(whole)(members), none
+        if self.strategy is Strategy.MAP:
+            return jax.lax.map(whole, members), none
+
+        native = is_native(members.flows, self.method)
+        legs, computed = Stream(self.method, self.width, native)(members, valid)
+        legs = members.flows, legs
+        if self.observe is None:
+            paths = jax.vmap(self._path)(*legs)
+        else:
+            # Metrics of all states at once would take many times the states' memory.
+            size = min(self.width, members.count)
+            paths = jax.lax.map(lambda leg: self._path(*leg), legs, batch_size=size)
+        return paths, jnp.broadcast_to(computed, none.shape)
+
+    def _path(self, flow: AbstractFlow, leg: Leg) -> Path:
+        return assemble(flow, leg, self.observe, self.keep_states)
+
+
+def ensemble(
+    flow_of: Callable[..., AbstractFlow] | AbstractFlow,
+    params: PyTree,
+    y0: State,
+    *,
+    stop: AbstractStop,
+    clock: AbstractClock | None = None,
+    saves: Saves | None = None,
+    observe: Observe | None = None,
+    keep_states: bool | None = None,
+    solver: diffrax.AbstractSolver | None = None,
+    rtol: float | None = None,
+    max_steps: int = 100_000,
+    lanes: int | None = None,
+    strategy: Strategy | None = None,
+    devices: Sequence[Device] | None = None,
+) -> Path:
+    """Integrates many members of one flow, each until its own `stop`.
+
+    No member delays or spoils another: one that is slow, diverges or starts from NaN
+    has its own outcome, last state and time in its row.
+
+    **Arguments:**
+
+    - `flow_of`: maps one member's parameters to its flow; or a flow, for all alike.
+    - `params`: what `flow_of` takes, leaves leading with the member axis; `None` with
+        a flow.
+    - `y0`: the starts, leaves leading with the member axis.
+    - `saves`: as in `solve`, or `None` (the default): the final states alone.
+    - `stop`, `clock`, `observe`, `keep_states`, `solver`, `rtol`, `max_steps`: as in
+        `solve`; the step budget is each member's own.
+    - `lanes`: how many members are integrated side by side.
+    - `strategy`: a `Strategy`. If `None`, refilled lanes; one after the other for large
+        states on the CPU. Reverse-mode derivatives need `Strategy.VMAP`.
+    - `devices`: devices to share the members among, each with its own loop. If `None`,
+        the default device; if that is a CPU, all of its cores, in threads. Under `jit`
+        one share on one device, whatever is given here.
+
+    **Returns:** a `Path` with a leading member axis.
+
+    **Raises:** `ValueError`, before anything is compiled, for starts that do not fit
+    the flow, numbers of members that differ, or options that do not fit each other.
+
+    !!! example
+        flow_of = lambda depth: ufm.HadamardFlow(num_classes=16, depth=depth)
+        path = ufm.ensemble(flow_of, depths, log_a0, stop=ufm.FinalTime(1e10))
+    """
+    members = make_members(flow_of, params, y0)
+    platform = jax.default_backend() if devices is None else devices[0].platform
+    share = make_share(
+        members, stop=stop, clock=clock, saves=saves, observe=observe,
+        keep_states=keep_states, solver=solver, rtol=rtol, max_steps=max_steps,
+        lanes=lanes, strategy=strategy, platform=platform,
+    )  # fmt: skip
+    traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(members))
+    if traced or (devices is None and platform != "cpu"):
+        return share(members, jnp.asarray(members.count))[0]
+    if devices is None:
+        return over_cores(share, members)[0]
+    return over_devices(share, members, devices, share.method.solver)[0]
+
+
+def make_share(
+    members: Members,
+    *,
+    stop: AbstractStop,
+    clock: AbstractClock | None = None,
+    saves: Saves | None = None,
+    observe: Observe | None = None,
+    keep_states: bool | None = None,
+    solver: diffrax.AbstractSolver | None = None,
+    rtol: float | None = None,
+    max_steps: int = 100_000,
+    lanes: int | None = None,
+    strategy: Strategy | None = None,
+    platform: str | None = None,
+) -> Share:
+    """Returns what integrates members like these, defaults filled in.
+
+    **Raises:** `ValueError` as `ensemble`.
+    """
+    first = jax.tree.map(lambda x: x[0], members)
+
+    def check(member):
+        check_solve(
+            member.flows, member.starts, stop=stop, clock=clock, saves=saves,
+            solver=solver, rtol=rtol, max_steps=max_steps,
+        )  # fmt: skip
+
+    # Shapes and options only: what is wrong with one member's numbers is its own.
+    eqx.filter_eval_shape(check, first)
+    if keep_states is None:
+        keep_states = not isinstance(first.flows, GradientFlow)
+    method = make_method(
+        first.flows, first.starts, stop, clock, saves, solver, rtol, max_steps,
+        wants_states=keep_states or observe is not None,
+    )  # fmt: skip
+    platform = jax.default_backend() if platform is None else platform
+    if strategy is None:
+        strategy = default_strategy(first.starts, platform)
+    if lanes is None:
+        lanes = default_lanes(first.flows, method, platform)
+    return Share(method, strategy, checked_lanes(lanes), observe, keep_states)
+
+
+def make_members(flow_of, params: PyTree, y0: State) -> Members:
+    """Returns the members, after checking that all leaves lead with one axis."""
+    leaves = jax.tree.leaves((params, y0))
+    counts = {leaf.shape[0] if getattr(leaf, "ndim", 0) else 0 for leaf in leaves}
+    if len(counts) != 1 or counts == {0}:
+        shown = sorted(str(getattr(leaf, "shape", "a number")) for leaf in leaves)
+        raise ValueError(
+            "All leaves of `params` and `y0` must lead with one axis, the members, at "
+            f"least one, but their shapes are {', '.join(shown)}."
+        )
+    (count,) = counts
+    # Strongly typed, or a start like `jnp.full(3, 0.5)` would be compiled for apart.
+    y0 = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), y0)
+    if isinstance(flow_of, AbstractFlow):
+        if params is not None:
+            raise ValueError(
+                "Argument `params` must be None with one flow for all members. For "
+                "parameters that differ give a function that returns a flow."
+            )
+        flows = flow_of
+    else:
+        flows = eqx.filter_vmap(flow_of)(params)
+        if not isinstance(flows, AbstractFlow):
+            raise ValueError(
+                "Argument `flow_of` must return a flow, but returns "
+                f"{type(flows).__name__}."
+            )
+        return Members(flows, y0)
+    flows = jax.tree.map(
+        lambda x: jnp.broadcast_to(jnp.asarray(x), (count, *jnp.shape(x))), flows
+    )
+    return Members(flows, y0)
+
+
+def checked_lanes(lanes: int) -> int:
+    if lanes < 1:
+        raise ValueError(f"Argument `lanes` must be at least 1, but is {lanes}.")
+    return lanes
+
+
+# A state of more numbers is a matrix model's: on a CPU nothing is gained, and cache
+# lost, by moving several at once (benchmarks/bench_ensemble.py).
+_LARGE_STATE = 1000
+
+
+def default_strategy(start, platform: str) -> Strategy:
+    """Returns what `benchmarks/bench_ensemble.py` found best on this platform."""
+    size = sum(leaf.size for leaf in jax.tree.leaves(start))
+    if platform == "cpu" and size > _LARGE_STATE:
+        return Strategy.MAP
+    return Strategy.LANES
+
+
+def default_lanes(flow, method: Method, platform: str) -> int:
+    """Returns the number of lanes: enough to fill the device, few enough for caches."""
+    if platform == "cpu":
+        return 128 if is_native(flow, method) else 16
+    return 16_384 if is_native(flow, method) else 1024

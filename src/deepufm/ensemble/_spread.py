@@ -1,0 +1,145 @@
+"""Sharing members among devices, and among the cores of a CPU.
+
+Members are dealt out in turn, so that every share has as many easy and hard ones. Each
+share is integrated by a loop of its own; no device waits for another.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from .._types import Device
+from ._stream import Members
+
+# Integrates the first so many members: (members, number) -> results with a member axis.
+Run = Callable[[Members, jax.Array], PyTree]
+
+_SHARDED = PartitionSpec("members")
+
+
+def over_cores(run: Callable[..., PyTree], members: Members) -> PyTree:
+    """Runs a share of the members on every core of the CPU.
+
+    A compiled program of small loops uses one core, but lets go of Python's lock, so
+    that threads share the cores.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    shares = min(cores, members.count)
+    if shares == 1:
+        return run(members, jnp.asarray(members.count))
+    return _over_threads(run, members, [None] * shares)
+
+
+def over_devices(
+    run: Callable[..., PyTree],
+    members: Members,
+    devices: Sequence[Device],
+    solver: diffrax.AbstractSolver,
+) -> PyTree:
+    """Runs a share of the members on every device, without communication.
+
+    Explicit solvers run as one program, sharded over the devices; those of several
+    processes may be among them, and every process gets all results. Implicit solvers
+    cannot (lineax's linear solves refuse arrays that are sharded by hand): they run as
+    a program and a thread a device.
+
+    **Raises:** `ValueError` for an implicit solver on devices of other processes.
+    """
+    here = all(device.process_index == jax.process_index() for device in devices)
+    if isinstance(solver, diffrax.AbstractImplicitSolver):
+        if not here:
+            raise ValueError(
+                "Implicit solvers run on devices of this process only. Use "
+                "`devices=jax.local_devices()` with a part of the members in each "
+                "process, or a sweep with a Dask executor."
+            )
+        return _over_threads(run, members, devices)
+    mesh = Mesh(np.asarray(devices), ("members",))
+    sharding = NamedSharding(mesh, _SHARDED)
+
+    def spread(x):
+        host = np.asarray(x)
+        return jax.make_array_from_callback(host.shape, sharding, lambda i: host[i])
+
+    shares = len(devices)
+    numbers = np.asarray(_numbers(members.count, shares))
+    arguments = jax.tree.map(spread, (_dealt(members, shares), numbers))
+    results = sharded(run, mesh, *arguments)
+    if not here:
+        results = multihost_utils.process_allgather(results, tiled=True)
+    return _gathered(results, members.count)
+
+
+@eqx.filter_jit
+def sharded(
+    run: Callable[..., PyTree], mesh: Mesh, members: Members, numbers: jax.Array
+) -> PyTree:
+    """Runs the shares that lead the arrays, one on every device of the mesh."""
+    arrays, static = eqx.partition((run, members, numbers), eqx.is_array)
+
+    def local(run_arrays, shares):
+        share = jax.tree.map(lambda x: x[0], shares)
+        run, members, number = eqx.combine((run_arrays, *share), static)
+        return jax.tree.map(lambda x: x[None], run(members, number))
+
+    return jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), _SHARDED),
+        out_specs=_SHARDED,
+        check_vma=False,
+    )(arrays[0], arrays[1:])
+
+
+def _over_threads(
+    run: Callable[..., PyTree], members: Members, devices: Sequence[Device | None]
+) -> PyTree:
+    """Runs a share in a thread for every device, or on the default one."""
+    shares = len(devices)
+    dealt = _dealt(members, shares)
+    numbers = _numbers(members.count, shares)
+
+    def share(i: int, number: int) -> PyTree:
+        part = jax.tree.map(lambda x: x[i], dealt), jnp.asarray(number)
+        part = jax.device_put(part, devices[i])
+        return jax.block_until_ready(run(*part))
+
+    # With no member to integrate: compiles, once, before threads would all do so.
+    share(0, 0)
+    with ThreadPoolExecutor(shares) as pool:
+        done = list(pool.map(share, range(shares), numbers))
+    if any(device is not None for device in devices):
+        done = [jax.device_get(part) for part in done]
+    return _gathered(jax.tree.map(lambda *x: jnp.stack(x), *done), members.count)
+
+
+def _numbers(count: int, shares: int) -> list[int]:
+    """Returns how many members there are in each share."""
+    return [len(range(i, count, shares)) for i in range(shares)]
+
+
+def _dealt(members: Members, shares: int) -> Members:
+    """Returns members in turn, (shares, each); the last one fills up the rest."""
+    each = -(-members.count // shares)
+    index = np.arange(each * shares).reshape(each, shares).T
+    return members.at(jnp.asarray(index))
+
+
+def _gathered(results: PyTree, count: int) -> PyTree:
+    """Undoes `_dealt`."""
+
+    def gather(x):
+        total = x.shape[0] * x.shape[1]
+        return jnp.swapaxes(x, 0, 1).reshape(total, *x.shape[2:])[:count]
+
+    return jax.tree.map(gather, results)
