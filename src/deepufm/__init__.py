@@ -84,7 +84,11 @@ from .dynamics import (
     solve as solve,
     zeroth_order_solution as zeroth_order_solution,
 )
-from .ensemble import Strategy as Strategy, ensemble as ensemble
+from .ensemble import (
+    Strategy as Strategy,
+    ensemble as ensemble,
+    join_processes as join_processes,
+)
 from .geometry import (
     cross_polytope as cross_polytope,
     polygon_vectors as polygon_vectors,

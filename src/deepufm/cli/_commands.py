@@ -58,7 +58,7 @@ def run_sweep_command(command: Sweep) -> int:
     _report_failures(failures)
     if not before and len(failures) * seeds == total:
         return 1
-    dataset = open_sweep(command.out).load()
+    dataset = _to_show(open_sweep(command.out))
     _print_table(dataset)
     print(f"\n{total} members in {time.perf_counter() - started:.1f} s")
     print(f"results  {command.out}  (xarray.open_zarr)")
@@ -89,7 +89,7 @@ def run_show_command(command: Show) -> int:
     """Prints the table of a sweep and draws it again."""
     from ..sweep import open_sweep
 
-    dataset = open_sweep(command.store).load()
+    dataset = _to_show(open_sweep(command.store))
     if "final_effective_rank" not in dataset:
         raise ValueError(f"No member of the sweep at {command.store} is done yet.")
     _print_table(dataset)
@@ -122,6 +122,13 @@ def _print_faults(out: Path, faults: "Sequence[Fault]") -> None:
         more = len(faults) - _MOST_FAULTS
         rest = f"and {more} more; " if more > 0 else ""
         print(f"         {rest}--resume computes them again", file=sys.stderr)
+
+
+def _to_show(dataset):
+    """Loads what the table and the picture need: all of a large sweep takes minutes."""
+    names = ("effective_rank", "logit_margin", "log_loss")
+    wanted = ["outcome", *(f"final_{name}" for name in names)]
+    return dataset[[name for name in wanted if name in dataset]].load()
 
 
 def _print_table(dataset) -> None:

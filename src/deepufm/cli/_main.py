@@ -8,6 +8,7 @@ import difflib
 import os
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import tyro
 
@@ -73,6 +74,7 @@ def _run(command: Sweep | Solve | Status | Show) -> int:
         return run_show_command(command)
     _set_precision(command.integration.dtype)
     if isinstance(command, Sweep):
+        _keep_programs(command.compilation_cache)
         return run_sweep_command(command)
     return run_solve_command(command)
 
@@ -81,6 +83,15 @@ def _set_precision(dtype: str) -> None:
     import jax
 
     jax.config.update("jax_enable_x64", dtype == "float64")
+
+
+def _keep_programs(folder: Path | None) -> None:
+    if folder is None:
+        return
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", str(folder.absolute()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 def _unknown_option(word: str, command: type) -> str:

@@ -13,6 +13,9 @@ _REAL = tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")
 _WHOLE = tyro.conf.arg(metavar="INT", help_behavior_hint="")
 MaybeReal = Annotated[float | None, _REAL]
 MaybeWhole = Annotated[int | None, _WHOLE]
+MaybePath = Annotated[
+    Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")
+]
 Reals = Annotated[tuple[float, ...], tyro.conf.arg(help_behavior_hint="")]
 Wholes = Annotated[tuple[int, ...], tyro.conf.arg(help_behavior_hint="")]
 Solver = Literal["auto", "tsit5", "dopri5", "dopri8", "kvaerno3", "kvaerno5"]
@@ -149,7 +152,11 @@ class Sweep:
     """Go on with the store that an interrupted run of the same options left: finished
     grid points are not computed again."""
     workers: MaybeWhole = None
-    """Grid points run at once. [default: one per core]"""
+    """Batches of grid points run at once. [default: one per core]"""
+    compilation_cache: MaybePath = None
+    """Keep compiled programs in this folder: the same sweep, or one that differs only
+    in seeds, depths and scales, then starts sooner. It grows without bound, serves one
+    version of JAX and one kind of processor, and is best deleted after an update."""
 
 
 @dataclass(frozen=True)

@@ -6,4 +6,5 @@ from ._ensemble import (
     ensemble as ensemble,
     make_share as make_share,
 )
+from ._processes import join_processes as join_processes
 from ._stream import Members as Members

@@ -24,6 +24,7 @@ from ..dynamics import (
     check_solve,
     follow,
     make_method,
+    num_saves,
 )
 from ._spread import over_cores, over_devices
 from ._stream import Members, Stream, is_native
@@ -112,7 +113,8 @@ def ensemble(
         `solve`; the step budget is each member's own.
     - `lanes`: how many members are integrated side by side.
     - `strategy`: a `Strategy`. If `None`, refilled lanes; one after the other for large
-        states on the CPU. Reverse-mode derivatives need `Strategy.VMAP`.
+        states that are saved, on the CPU. Reverse-mode derivatives need
+        `Strategy.VMAP`.
     - `devices`: devices to share the members among, each with its own loop. If `None`,
         the default device; if that is a CPU, all of its cores, in threads. Under `jit`
         one share on one device, whatever is given here.
@@ -178,9 +180,9 @@ def make_share(
     )  # fmt: skip
     platform = jax.default_backend() if platform is None else platform
     if strategy is None:
-        strategy = default_strategy(first.starts, platform)
+        strategy = default_strategy(first.starts, method, platform)
     if lanes is None:
-        lanes = default_lanes(first.flows, method, platform)
+        lanes = default_lanes(first.flows, first.starts, method, platform)
     return Share(method, strategy, checked_lanes(lanes), observe, keep_states)
 
 
@@ -229,16 +231,24 @@ def checked_lanes(lanes: int) -> int:
 _LARGE_STATE = 1000
 
 
-def default_strategy(start, platform: str) -> Strategy:
-    """Returns what `benchmarks/bench_ensemble.py` found best on this platform."""
-    size = sum(leaf.size for leaf in jax.tree.leaves(start))
-    if platform == "cpu" and size > _LARGE_STATE:
-        return Strategy.MAP
-    return Strategy.LANES
+def default_strategy(start: State, method: Method, platform: str) -> Strategy:
+    """Returns refilled lanes, but for large saved states on a CPU.
+
+    Lanes hold the saved states of all members until the end; one after the other, each
+    is done with before the next.
+    """
+    kept = method.wants_states and num_saves(method.saves) > 0
+    large = _size(start) > _LARGE_STATE
+    return Strategy.MAP if platform == "cpu" and large and kept else Strategy.LANES
 
 
-def default_lanes(flow, method: Method, platform: str) -> int:
+def default_lanes(flow: AbstractFlow, start: State, method: Method, platform: str):
     """Returns the number of lanes: enough to fill the device, few enough for caches."""
+    large, native = _size(start) > _LARGE_STATE, is_native(flow, method)
     if platform == "cpu":
-        return 128 if is_native(flow, method) else 16
-    return 16_384 if is_native(flow, method) else 1024
+        return 128 if native else 1 if large else 16
+    return 16_384 if native else 256 if large else 4096
+
+
+def _size(start: State) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(start))

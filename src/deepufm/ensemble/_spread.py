@@ -53,9 +53,16 @@ def over_devices(
     cannot (lineax's linear solves refuse arrays that are sharded by hand): they run as
     a program and a thread a device.
 
-    **Raises:** `ValueError` for an implicit solver on devices of other processes.
+    **Raises:** `ValueError` for an implicit solver on devices of other processes, and
+    where no device is of this one.
     """
-    here = all(device.process_index == jax.process_index() for device in devices)
+    local = [device.process_index == jax.process_index() for device in devices]
+    here = all(local)
+    if not any(local):
+        raise ValueError(
+            "Argument `devices` must hold a device of every process that calls with "
+            f"it, but none is of process {jax.process_index()}."
+        )
     if isinstance(solver, diffrax.AbstractImplicitSolver):
         if not here:
             raise ValueError(

@@ -18,15 +18,17 @@ from ._spec import Cell, SweepSpec
 # has work for several workers, and is written as it goes.
 _FEWEST_MEMBERS, _MOST_MEMBERS = 64, 4096
 _BATCHES = 8
-# On a CPU a member with this many parameters or more has nothing to gain from company,
-# and a batch is one grid point; elsewhere batches are filled up to this many numbers.
+# A model with this many parameters or more has nothing to gain from company on a CPU,
+# and a batch is one grid point.
 _LARGE_MODEL = 1000
-_MOST_NUMBERS = 2**28
+# Numbers that a program may hold: all saved states, until they have been looked at.
+_MOST_NUMBERS = {"cpu": 2**26}
+_MOST_NUMBERS_ELSEWHERE = 2**30
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Cells of one shape, all their seeds; `size` counts members, padding included."""
+    """Cells of one shape, all their seeds, `size` members in the program at once."""
 
     shape: Shape
     cells: tuple[Cell, ...]
@@ -42,7 +44,7 @@ def batches(spec: SweepSpec) -> list[Batch]:
     for shape, cells in groups.items():
         cells.sort(key=_seconds, reverse=True)
         each = _cells_a_batch(spec, shape, len(cells))
-        size = each * len(spec.grid.values("seed"))
+        size = min(each * len(spec.grid.values("seed")), _most_members(spec, shape))
         work += [Batch(shape, part, size) for part in _parts(cells, each)]
     return sorted(work, key=lambda batch: -sum(map(_seconds, batch.cells)))
 
@@ -50,15 +52,24 @@ def batches(spec: SweepSpec) -> list[Batch]:
 def _cells_a_batch(spec: SweepSpec, shape: Shape, cells: int) -> int:
     """Returns how many cells of a shape are integrated together."""
     seeds = len(spec.grid.values("seed"))
+    if jax.default_backend() == "cpu" and _numbers(shape) >= _LARGE_MODEL:
+        return 1
+    members = max(_FEWEST_MEMBERS, math.ceil(cells * seeds / _BATCHES))
+    members = min(members, _most_members(spec, shape))
+    return max(1, min(cells, math.ceil(members / seeds)))
+
+
+def _most_members(spec: SweepSpec, shape: Shape) -> int:
+    """Returns how many members of a shape a program may have."""
+    most = _MOST_NUMBERS.get(jax.default_backend(), _MOST_NUMBERS_ELSEWHERE)
+    each = _numbers(shape) * (spec.num_saves + 10)
+    return max(1, min(_MOST_MEMBERS, most // each))
+
+
+def _numbers(shape: Shape) -> int:
+    """Returns the parameters of a member; flows of modes have fewer."""
     examples = shape.num_classes * shape.per_class
-    numbers = shape.width * (shape.depth * shape.width + shape.num_classes + examples)
-    if jax.default_backend() == "cpu":
-        most = 1 if numbers >= _LARGE_MODEL else _MOST_MEMBERS
-    else:
-        # All saved states are held until they have been looked at.
-        most = _MOST_NUMBERS // (numbers * (spec.num_saves + 10))
-    even = max(_FEWEST_MEMBERS, math.ceil(cells * seeds / _BATCHES))
-    return max(1, min(cells, math.ceil(min(even, most) / seeds)))
+    return shape.width * (shape.depth * shape.width + shape.num_classes + examples)
 
 
 def _parts(cells: list[Cell], each: int) -> Iterator[tuple[Cell, ...]]:

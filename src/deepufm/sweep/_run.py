@@ -17,7 +17,7 @@ import xarray as xr
 
 from ..analysis import metrics
 from ..dynamics import FinalTime, Path, check_solve
-from ..ensemble import Members, make_share
+from ..ensemble import Members, Strategy, make_share
 from ._batches import Batch, batches
 from ._family import Shape
 from ._spec import Cell, SweepSpec
@@ -133,15 +133,18 @@ def sweep(
 
 def run_batch(spec: SweepSpec, batch: Batch) -> dict[Cell, dict[str, np.ndarray]]:
     """Returns every quantity of each cell's members, seeds along the leading axis."""
-    seeds = len(spec.grid.values("seed"))
     program = _program(spec, batch.shape, batch.size)
-    arguments = _arguments(spec, batch)
-    path = program(*arguments, jnp.asarray(len(batch.cells) * seeds))
-    values = quantities(path)
+    rows = _rows(spec, batch.cells)
+    parts = [
+        program(rows[start : start + batch.size])
+        for start in range(0, len(rows), batch.size)
+    ]
+    values = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+    seeds = len(spec.grid.values("seed"))
 
     def of(index: int) -> dict[str, np.ndarray]:
-        rows = slice(index * seeds, (index + 1) * seeds)
-        return {name: value[rows] for name, value in values.items()}
+        mine = slice(index * seeds, (index + 1) * seeds)
+        return {name: value[mine] for name, value in values.items()}
 
     return {cell: of(index) for index, cell in enumerate(batch.cells)}
 
@@ -157,8 +160,7 @@ def check_spec(spec: SweepSpec) -> None:
     for cell in spec.grid.cells():
         spec.family.check(cell.num_classes, cell.width, cell.depth)
         shape = spec.shape_of(cell)
-        first = _arguments(spec, Batch(shape, (cell,), 1))
-        arguments = tuple(values[0] for values in first)
+        arguments = tuple(x[0] for x in _arguments(_rows(spec, (cell,))))
         if concrete:
             _check_member(spec, shape, *arguments)
         elif shape not in shapes:
@@ -176,24 +178,30 @@ def _check_member(spec, shape, seed, depth, width, scale) -> None:
     )  # fmt: skip
 
 
-def _arguments(spec: SweepSpec, batch: Batch) -> tuple[jax.Array, ...]:
-    """Returns seed, depth, width and scale of all members, up to the batch's size."""
-    rows = [
+# Seed, depth, width and scale of a member.
+Row = tuple[int, float, float, float]
+
+
+def _rows(spec: SweepSpec, cells: tuple[Cell, ...]) -> list[Row]:
+    return [
         (seed, float(cell.depth), float(cell.width), float(cell.scale))
-        for cell in batch.cells
+        for cell in cells
         for seed in spec.grid.values("seed")
     ]
-    rows += rows[-1:] * (batch.size - len(rows))
+
+
+def _arguments(rows: list[Row]) -> tuple[jax.Array, ...]:
     seeds, *others = zip(*rows, strict=True)
     return jnp.asarray(seeds), *(jnp.asarray(values) for values in others)
 
 
-_programs: dict[tuple, Callable[..., Path]] = {}
+Program = Callable[[list[Row]], dict[str, np.ndarray]]
+_programs: dict[tuple, Program] = {}
 _compiling = threading.Lock()
 
 
-def _program(spec: SweepSpec, shape: Shape, size: int) -> Callable[..., Path]:
-    """Returns the compiled ensemble of `size` members, compiled once a process.
+def _program(spec: SweepSpec, shape: Shape, size: int) -> Program:
+    """Returns what integrates up to `size` members, compiled once a process.
 
     Programs are kept by the value of what they were built from: a spec that arrives
     pickled at a worker is a new object with every cell.
@@ -209,13 +217,20 @@ def _program(spec: SweepSpec, shape: Shape, size: int) -> Callable[..., Path]:
         return _programs[key]
 
 
-def _compile(spec: SweepSpec, shape: Shape, size: int) -> Callable[..., Path]:
-    def member(seed, depth, width, scale):
-        key = jax.random.key(seed)
-        return spec.family.member(shape, key, depth, width, scale)
+def _compile(spec: SweepSpec, shape: Shape, size: int) -> Program:
+    """Returns the program of a shape.
 
-    def program(seeds, depths, widths, scales, valid):
-        members = Members(*eqx.filter_vmap(member)(seeds, depths, widths, scales))
+    Members are made apart from the integration: checks of traced values call back into
+    Python, and JAX keeps no program that does in its cache on disk.
+    """
+
+    @jax.jit
+    @jax.vmap
+    def members(seed, depth, width, scale):
+        key = jax.random.key(seed)
+        return Members(*spec.family.member(shape, key, depth, width, scale))
+
+    def integrate(members: Members, valid: jax.Array) -> Path:
         share = make_share(
             members,
             stop=spec.stop,
@@ -226,9 +241,17 @@ def _compile(spec: SweepSpec, shape: Shape, size: int) -> Callable[..., Path]:
             solver=spec.solver,
             rtol=spec.rtol,
             max_steps=spec.max_steps,
+            strategy=Strategy.LANES,
         )
         return share(members, valid)[0]
 
-    ones = jnp.ones((size,))
-    arguments = jnp.ones((size,), int), ones, ones, ones, jnp.asarray(size)
-    return eqx.filter_jit(program).lower(*arguments).compile()
+    def program(rows: list[Row]) -> dict[str, np.ndarray]:
+        valid = jnp.asarray(len(rows))
+        rows = rows + rows[-1:] * (size - len(rows))
+        path = compiled(members(*_arguments(rows)), valid)
+        return {name: x[: int(valid)] for name, x in quantities(path).items()}
+
+    first = _rows(spec, (next(spec.grid.cells()),))[:1] * size
+    like = jax.eval_shape(members, *_arguments(first))
+    compiled = jax.jit(integrate).lower(like, jnp.asarray(size)).compile()
+    return program
