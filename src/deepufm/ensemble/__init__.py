@@ -7,4 +7,5 @@ from ._ensemble import (
     make_share as make_share,
 )
 from ._processes import join_processes as join_processes
+from ._spread import may_run_together as may_run_together
 from ._stream import Members as Members

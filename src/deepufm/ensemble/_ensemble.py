@@ -1,6 +1,7 @@
 """`ensemble`: many members of one flow, each to its own end."""
 
 import enum
+import functools
 from collections.abc import Callable, Sequence
 
 import diffrax
@@ -60,10 +61,11 @@ class Share(eqx.Module):
             return self._path(member.flows, leg)
 
         none = jnp.zeros((members.count,), int)
-        if self.strategy is Strategy.VMAP:
-            return jax.vmap(whole)(members), none
-        if self.strategy is Strategy.MAP:
-            return jax.lax.map(whole, members), none
+        if self.strategy is not Strategy.LANES:
+            mapped = jax.vmap(whole)
+            if self.strategy is Strategy.MAP:
+                mapped = functools.partial(jax.lax.map, whole)
+            return _if_any(valid, mapped, members), none
 
         native = is_native(members.flows, self.method)
         legs, computed = Stream(self.method, self.width, native)(members, valid)
@@ -139,7 +141,7 @@ def ensemble(
     if traced or (devices is None and platform != "cpu"):
         return share(members, jnp.asarray(members.count))[0]
     if devices is None:
-        return over_cores(share, members)[0]
+        return over_cores(share, members, share.method.solver)[0]
     return over_devices(share, members, devices, share.method.solver)[0]
 
 
@@ -218,6 +220,17 @@ def make_members(flow_of, params: PyTree, y0: State) -> Members:
         lambda x: jnp.broadcast_to(jnp.asarray(x), (count, *jnp.shape(x))), flows
     )
     return Members(flows, y0)
+
+
+def _if_any(valid: IntScalar, function: Callable, members: Members) -> PyTree:
+    """Returns zeros, at once, where nothing is to be done: `over_cores` compiles so."""
+    like = jax.eval_shape(function, members)
+
+    def nothing(members):
+        del members
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+
+    return jax.lax.cond(valid > 0, function, nothing, members)
 
 
 def checked_lanes(lanes: int) -> int:

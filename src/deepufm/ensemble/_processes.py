@@ -128,8 +128,7 @@ class Meeting:
                     break
                 with contextlib.suppress(TimeoutError):
                     peer = stack.enter_context(server.accept()[0])
-                    if (new := self._welcome(peer, missing)) is not None:
-                        joined[new] = peer
+                    self._welcome(peer, joined)
             names = ", ".join(map(str, sorted(missing)))
             for peer in joined.values():
                 _say(peer, _MISSING + names if late else _ALL)
@@ -141,23 +140,23 @@ class Meeting:
                 "it is that of this machine, and that no firewall closes the port."
             )
 
-    def _welcome(self, peer: socket.socket, missing: set[int]) -> int | None:
-        """Returns which process a new connection is; `None` if none that is missing."""
+    def _welcome(self, peer: socket.socket, joined: dict[int, socket.socket]) -> None:
+        """Takes in what has connected, if it is a process that is missing."""
         name, *words = _hear(peer, _PATIENCE).split() or [""]
         if name != "deepufm" or len(words) != 2 or not all(map(str.isdecimal, words)):
             peer.close()  # of another program
-            return None
+            return
         process_id, num_processes = map(int, words)
         reason = ""
         if num_processes != self.num_processes:
             reason = f"process 0 was given num_processes = {self.num_processes}"
-        elif process_id not in missing:
+        elif process_id in joined and _is_there(joined[process_id]):
             reason = "another process has that `process_id`"
         if reason:
             _say(peer, _REFUSED + reason)
             peer.close()
-            return None
-        return process_id
+        else:
+            joined[process_id] = peer
 
     def _report(self, deadline: float) -> None:
         """Waits, as another process than 0, for process 0 and what it says."""
@@ -196,7 +195,7 @@ class Meeting:
         )
 
     def _listening(self) -> socket.socket:
-        """Returns a socket at the coordinator's port, on all interfaces as JAX's own."""
+        """Returns a socket at the coordinator's port, on all interfaces like JAX's."""
         _, port = self._address
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET

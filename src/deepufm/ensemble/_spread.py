@@ -26,8 +26,20 @@ Run = Callable[[Members, jax.Array], PyTree]
 _SHARDED = PartitionSpec("members")
 
 
-def over_cores(run: Callable[..., PyTree], members: Members) -> PyTree:
-    """Runs a share of the members on every core of the CPU.
+def may_run_together(solver: diffrax.AbstractSolver, platform: str) -> bool:
+    """Returns whether threads may run programs with this solver at the same time.
+
+    XLA's CPU client (jaxlib 0.10) can lock up for ever where two programs factor
+    batches of matrices at once: both hold a thread of its pool and wait for another.
+    """
+    implicit = isinstance(solver, diffrax.AbstractImplicitSolver)
+    return not (implicit and platform == "cpu")
+
+
+def over_cores(
+    run: Callable[..., PyTree], members: Members, solver: diffrax.AbstractSolver
+) -> PyTree:
+    """Runs a share of the members on every core of the CPU, where the solver lets it.
 
     A compiled program of small loops uses one core, but lets go of Python's lock, so
     that threads share the cores.
@@ -35,9 +47,9 @@ def over_cores(run: Callable[..., PyTree], members: Members) -> PyTree:
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     shares = min(cores, members.count)
-    if shares == 1:
+    if shares == 1 or not may_run_together(solver, "cpu"):
         return run(members, jnp.asarray(members.count))
-    return _over_threads(run, members, [None] * shares)
+    return _over_threads(run, members, [None] * shares, shares)
 
 
 def over_devices(
@@ -51,7 +63,7 @@ def over_devices(
     Explicit solvers run as one program, sharded over the devices; those of several
     processes may be among them, and every process gets all results. Implicit solvers
     cannot (lineax's linear solves refuse arrays that are sharded by hand): they run as
-    a program and a thread a device.
+    a program and a thread a device; on devices of a CPU one after the other.
 
     **Raises:** `ValueError` for an implicit solver on devices of other processes, and
     where no device is of this one.
@@ -70,7 +82,10 @@ def over_devices(
                 "`devices=jax.local_devices()` with a part of the members in each "
                 "process, or a sweep with a Dask executor."
             )
-        return _over_threads(run, members, devices)
+        threads = len(devices)
+        if not may_run_together(solver, devices[0].platform):
+            threads = 1
+        return _over_threads(run, members, devices, threads)
     mesh = Mesh(np.asarray(devices), ("members",))
     sharding = NamedSharding(mesh, _SHARDED)
 
@@ -109,9 +124,12 @@ def sharded(
 
 
 def _over_threads(
-    run: Callable[..., PyTree], members: Members, devices: Sequence[Device | None]
+    run: Callable[..., PyTree],
+    members: Members,
+    devices: Sequence[Device | None],
+    threads: int,
 ) -> PyTree:
-    """Runs a share in a thread for every device, or on the default one."""
+    """Runs a share for every device, or on the default one, so many at a time."""
     shares = len(devices)
     dealt = _dealt(members, shares)
     numbers = _numbers(members.count, shares)
@@ -123,7 +141,7 @@ def _over_threads(
 
     # With no member to integrate: compiles, once, before threads would all do so.
     share(0, 0)
-    with ThreadPoolExecutor(shares) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         done = list(pool.map(share, range(shares), numbers))
     if any(device is not None for device in devices):
         done = [jax.device_get(part) for part in done]

@@ -1,12 +1,18 @@
 """Running a sweep: batches through an executor, written as soon as they are done."""
 
+import contextlib
 import functools
 import os
 import pickle
 import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from concurrent.futures import (
+    CancelledError,
+    Executor,
+    ThreadPoolExecutor,
+    as_completed,
+)
 from dataclasses import dataclass
 
 import equinox as eqx
@@ -16,8 +22,8 @@ import numpy as np
 import xarray as xr
 
 from ..analysis import metrics
-from ..dynamics import FinalTime, Path, check_solve
-from ..ensemble import Members, Strategy, make_share
+from ..dynamics import FinalTime, Path, check_solve, default_solver
+from ..ensemble import Members, Strategy, make_share, may_run_together
 from ._batches import Batch, batches
 from ._family import Shape
 from ._spec import Cell, SweepSpec
@@ -70,16 +76,24 @@ def run_sweep(
         if executor is None:
             executor = own = ThreadPoolExecutor(os.cpu_count() or 1)
         pending = set(store.pending())
+        x64 = jnp.zeros(()).dtype == jnp.float64
         for batch in batches(spec):
             if pending.intersection(batch.cells):
-                futures[executor.submit(run_batch, spec, batch)] = batch
+                sent = pickle.dumps((spec, batch))
+                futures[executor.submit(_run_sent, sent, x64)] = batch
         for future in as_completed(futures):
-            missing = [cell for cell in futures[future].cells if cell in pending]
-            error = future.exception()
+            missing = [cell for cell in futures.pop(future).cells if cell in pending]
+            if future.cancelled():  # a cluster that lost its scheduler, say
+                error = CancelledError("cancelled by the executor")
+            else:
+                error = future.exception()
+            results = {} if error is not None else future.result()
+            # A cluster keeps a result while there is its future, and computes it again
+            # where the worker that has it dies.
+            del future
             if error is not None:
                 failures += [Failure(cell, error) for cell in missing]
                 continue
-            results = future.result()
             for cell in missing:
                 store.write(cell, results[cell])
                 if progress is not None:
@@ -129,6 +143,15 @@ def sweep(
     for failure in failures:
         warnings.warn(f"no result for {failure}", stacklevel=2)
     return open_sweep(path)
+
+
+def _run_sent(sent: bytes, x64: bool) -> dict[Cell, dict[str, np.ndarray]]:
+    """Runs a batch in the caller's precision, whatever is the worker's.
+
+    It comes pickled, or a worker would round the specification's arrays to its own.
+    """
+    with jax.enable_x64(x64):
+        return run_batch(*pickle.loads(sent))
 
 
 def run_batch(spec: SweepSpec, batch: Batch) -> dict[Cell, dict[str, np.ndarray]]:
@@ -198,6 +221,7 @@ def _arguments(rows: list[Row]) -> tuple[jax.Array, ...]:
 Program = Callable[[list[Row]], dict[str, np.ndarray]]
 _programs: dict[tuple, Program] = {}
 _compiling = threading.Lock()
+_integrating = threading.Lock()  # held by programs that must run alone
 
 
 def _program(spec: SweepSpec, shape: Shape, size: int) -> Program:
@@ -248,10 +272,14 @@ def _compile(spec: SweepSpec, shape: Shape, size: int) -> Program:
     def program(rows: list[Row]) -> dict[str, np.ndarray]:
         valid = jnp.asarray(len(rows))
         rows = rows + rows[-1:] * (size - len(rows))
-        path = compiled(members(*_arguments(rows)), valid)
-        return {name: x[: int(valid)] for name, x in quantities(path).items()}
+        with alone:
+            values = quantities(compiled(members(*_arguments(rows)), valid))
+        return {name: x[: int(valid)] for name, x in values.items()}
 
     first = _rows(spec, (next(spec.grid.cells()),))[:1] * size
     like = jax.eval_shape(members, *_arguments(first))
+    solver = spec.solver or default_solver(like.flows, spec.clock)
+    together = may_run_together(solver, jax.default_backend())
+    alone = contextlib.nullcontext() if together else _integrating
     compiled = jax.jit(integrate).lower(like, jnp.asarray(size)).compile()
     return program
