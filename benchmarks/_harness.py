@@ -20,13 +20,21 @@ _PACKAGES = ("jax", "jaxlib", "diffrax", "equinox", "numpy", "scipy")
 
 
 def options(
-    description: str, argv: Sequence[str] | None, parts: Sequence[str] = ()
+    description: str,
+    argv: Sequence[str] | None,
+    parts: Sequence[str] = (),
+    sizes: Mapping[str, tuple[int, str]] | None = None,
 ) -> argparse.Namespace:
-    """Reads the command line (`tiny`, `out`, `only`); switches JAX to float64."""
+    """Reads the command line (`tiny`, `out`, `only`); switches JAX to float64.
+
+    **Arguments:** `sizes`, more options, whole numbers: their defaults and help.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--tiny", action="store_true", help="small sizes, seconds")
     parser.add_argument("--out", type=Path, help="JSON file for the results")
     parser.add_argument("--only", choices=parts, help="one part of the benchmark")
+    for name, (default, words) in (sizes or {}).items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=words)
     jax.config.update("jax_enable_x64", True)
     return parser.parse_args(argv)
 

@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 _FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -116,6 +117,76 @@ def test_solve_is_exact_on_sigmoids(outcome):
     assert {row["flow"] for row in rows} == {"MSE", "linearised"}
     for row in rows:
         assert row["error"] < {"default": 1e-7, "1e-11": 2e-11}[row["rtol"]]
+
+
+def test_bulk_contenders_meet_the_error_they_are_timed_at(outcome):
+    result = outcome("bench_ensemble")
+    (table,) = result["compare"]["tables"]
+    assert table["reference_agreement"] < 1e-9
+    families = {row["family"] for row in table["rows"]}
+    assert families >= {"ours", "vmap", "SciPy", "odeint"}
+    for row in table["rows"]:
+        # The loosest tolerance that will do, so not far below the target.
+        assert table["target"] / 30 < row["error"] <= table["target"]
+        assert row["cpu_s"] > 0
+    assert table["ratios"]["SciPy"] == pytest.approx(
+        min(r["min_s"] for r in table["rows"] if r["family"] == "SciPy")
+        / min(r["min_s"] for r in table["rows"] if r["family"] == "ours")
+    )
+    (waste,) = result["waste"]
+    assert waste["computed"] >= waste["needed"] > 0
+
+
+def test_full_ensemble_agrees_with_solve_and_descent(outcome):
+    result = outcome("bench_full_ensemble")
+    (row,) = result["ensemble"]
+    assert row["reached"] == row["members"]
+    assert row["difference"] < 1e-6
+    (row,) = result["descent"]
+    # Euler's error of steps of 0.05.
+    assert 1e-6 < row["distance"] < 0.05
+    (row,) = result["roofline"]
+    assert row["megaflops"] == pytest.approx((6 * 3 * 32**2 + 36 * 3 * 32) / 1e6)
+
+
+def test_accelerator_script_keeps_to_its_time(tmp_path, outcome):
+    # After those whose compiled programs it uses again.
+    outcome("bench_ensemble"), outcome("bench_full_ensemble")
+    script = _load("gpu_ensemble")
+    result = script.main(["--tiny", "--out", str(tmp_path / "out.json")])
+    assert json.loads((tmp_path / "out.json").read_text()) == result
+    assert result["left_out"] == []
+    for part in ("reduced", "full"):
+        (row,) = result[part]
+        assert row["reached"] == row["members"]
+        assert row["members_per_s"] > 0
+    hurried = script.Budget(5.0)
+    head = {"dtype": "float64", "members": 12, "lanes": None}
+    assert hurried.measure(head, lambda: pytest.fail("was started"), 0.0) is None
+    assert len(hurried.left_out) == 1
+
+
+def test_loosest_tolerance_is_found_from_either_side():
+    patch = pytest.MonkeyPatch()
+    patch.syspath_prepend(str(_FOLDER))
+    bulk = _load("_bulk")
+    patch.undo()
+    members = bulk.draw(2, 4)
+    problem = bulk.Problem(members, 1.0, np.zeros((2, 3)))
+
+    def contender(factor):
+        def run(members, time, tolerance):
+            del members, time
+            return bulk.Done(np.full((2, 3), factor * tolerance))
+
+        return bulk.Contender(str(factor), "ours", run, 2)
+
+    assert problem.loosest(contender(1.0), 1e-4, 2) == 2.0**-14
+    assert problem.loosest(contender(1e-3), 1e-4, 2) == 2.0**-4
+    assert problem.loosest(contender(1e-6), 1e-4, 2) == 0.25
+    assert problem.loosest(contender(1e6), 1e-4, 2) == 2.0**-34
+    assert problem.loosest(contender(1e9), 1e-4, 2) is None
+    assert problem.loosest(contender(np.nan), 1e-4, 2) is None
 
 
 def test_solver_that_misses_the_target_is_not_called_cheapest():

@@ -117,7 +117,7 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
             jnp.isfinite(pace), pace, self.relative_error(speed, y0, ahead)
         )
         # At rest nothing sets a pace; growing steps will find one.
-        step = jnp.where(pace > 0, _FIRST_CHANGE / pace, _FIRST_CHANGE)
+        step = jnp.where(pace == 0, _FIRST_CHANGE, _FIRST_CHANGE / pace)
         # A non-finite pace gives a step of 0, which the first adaptation reports.
         step = jnp.where(jnp.isfinite(step), jnp.minimum(step, t1 - t0), 0)
         step = jax.lax.stop_gradient(step.astype(jnp.result_type(t0)))

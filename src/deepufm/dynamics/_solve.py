@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optimistix as optx
+from jaxtyping import Array
 
 from .._types import State
 from ._assemble import Observe, assemble
@@ -135,8 +136,12 @@ def _with_stage_solver(solver: diffrax.AbstractSolver, rtol: float):
     ‖a‖ = 1e6 this rejects 25 steps of 1,491; the default gave up. A root finder of the
     user's own is left alone.
     """
-    implicit = isinstance(solver, diffrax.AbstractImplicitSolver)
-    if not implicit or not isinstance(solver.root_finder, diffrax.VeryChord):
+    if not isinstance(solver, diffrax.AbstractImplicitSolver):
+        return solver
+    finder = solver.root_finder
+    # A placeholder where `diffeqsolve` would fill in the controller's tolerance.
+    unset = not isinstance(getattr(finder, "rtol", 0.0), float | Array)
+    if not (unset or isinstance(finder, diffrax.VeryChord)):
         return solver
     # An array, so that another tolerance needs no other program.
     kappa: Any = jnp.asarray(0.01 * rtol)

@@ -12,6 +12,7 @@ the next two save points are in view.
 
 import diffrax
 import equinox as eqx
+import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
@@ -180,6 +181,13 @@ def finish(lane: Lane, method: Method) -> Ending:
     """Returns how a lane that no longer runs ended."""
     segment = lane.segment
     last = here(lane)
+    if segment.awaits_event:
+        # Their time depends on the start as well, which the steps alone do not see.
+        last = eqxi.nondifferentiable(
+            last,
+            msg="Members that stop at an event, not at a reading of the clock, have no "
+            "derivatives in lanes. Use `strategy=Strategy.VMAP`.",
+        )
     outcome = segment.outcome(lane.result)
     done = segment.done(method.stop, lane.result, last)
     rejected = lane.num_steps - lane.num_accepted

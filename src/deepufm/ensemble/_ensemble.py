@@ -8,7 +8,7 @@ import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, Int, PyTree
 
 from .._types import Device, IntScalar, State, Tracer
 from ..dynamics import (
@@ -49,11 +49,13 @@ class Share(eqx.Module):
     keep_states: bool = eqx.field(static=True)
 
     @eqx.filter_jit
-    def __call__(self, members: Members, valid: IntScalar) -> tuple[Path, IntScalar]:
+    def __call__(
+        self, members: Members, valid: IntScalar
+    ) -> tuple[Path, Int[Array, " members"]]:
         """Integrates the first `valid` members.
 
-        **Returns:** their paths, and the number of lane-steps computed (0 where lanes
-        were not used).
+        **Returns:** their paths, and for each the number of lane-steps that were
+        computed in all (0 where lanes were not used).
         """
 
         def whole(member):
@@ -115,8 +117,8 @@ def ensemble(
         `solve`; the step budget is each member's own.
     - `lanes`: how many members are integrated side by side.
     - `strategy`: a `Strategy`. If `None`, refilled lanes; one after the other for large
-        states that are saved, on the CPU. Reverse-mode derivatives need
-        `Strategy.VMAP`.
+        states that are saved, on the CPU. Lanes have forward-mode derivatives, where
+        the stop is a reading of the clock; others need `Strategy.VMAP`.
     - `devices`: devices to share the members among, each with its own loop. If `None`,
         the default device; if that is a CPU, all of its cores, in threads. Under `jit`
         one share on one device, whatever is given here.

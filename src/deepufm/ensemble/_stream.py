@@ -13,7 +13,9 @@ takes no transposition and half the time of `vmap`; where the flow does not take
 or the solver is implicit, steps are mapped over lanes that come first.
 """
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any, cast
 
 import diffrax
 import equinox as eqx
@@ -106,6 +108,12 @@ class Stream(eqx.Module):
         **Returns:** their orbits, leading with the member axis; the number of
         lane-steps that were computed, those of lanes that were done included.
         """
+        if getattr(self.method.solver, "scan_kind", "lax") is None:
+            # diffrax's own choice, for reverse mode, has no forward derivatives.
+            solver: Any = dataclasses.replace(
+                cast(Any, self.method.solver), scan_kind="lax"
+            )
+            self = eqx.tree_at(lambda s: s.method.solver, self, solver)
         widths = [min(self.width, members.count)]
         if widths[0] >= _SHRINKABLE:
             widths.append(widths[0] // _SHRINK)
