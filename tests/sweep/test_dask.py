@@ -128,7 +128,7 @@ def client(programs):
     As on any cluster of Dask's, one that is killed is replaced after a while.
     """
     options: dict[str, Any] = {
-        "dashboard_address": None,
+        "dashboard_address": ":0",  # any port: the usual one may be taken
         "memory_limit": None,
         "env": {
             "JAX_PLATFORMS": "cpu",
