@@ -141,6 +141,11 @@ def test_derivatives_past_an_event_are_refused():
         jax.jvp(final, (start,), (jnp.ones_like(start),))
 
 
+def test_an_empty_list_of_devices_is_refused():
+    with pytest.raises(ValueError, match="must name a device"):
+        run(starts(), devices=[], **OPTIONS)
+
+
 FEW = jnp.ones((3, 3))
 BAD = {
     "numbers of members that differ": (

@@ -133,6 +133,8 @@ def ensemble(
         path = ufm.ensemble(flow_of, depths, log_a0, stop=ufm.FinalTime(1e10))
     """
     members = make_members(flow_of, params, y0)
+    if devices is not None and not len(devices):
+        raise ValueError("Argument `devices` must name a device, or be None.")
     platform = jax.default_backend() if devices is None else devices[0].platform
     share = make_share(
         members, stop=stop, clock=clock, saves=saves, observe=observe,
