@@ -19,6 +19,14 @@ with install_import_hook("deepufm", "beartype.beartype"):
     import deepufm  # noqa: F401
 
 
+# A minute or more in few tests: last, one of two workers would wait for the other.
+LONG_FILES = ("test_notebooks.py", "test_readme.py", "test_cli.py")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in LONG_FILES)
+
+
 @pytest.fixture(scope="session")
 def key():
     return jax.random.key(0)
