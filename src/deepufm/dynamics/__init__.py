@@ -38,7 +38,6 @@ from ._saves import (
     SaveEvery as SaveEvery,
     Saves as Saves,
     num_saves as num_saves,
-    save_time as save_time,
 )
 from ._scale_map import ScaleMap as ScaleMap, scale_map as scale_map
 from ._schedule import (

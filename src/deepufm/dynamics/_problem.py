@@ -32,11 +32,6 @@ class Problem(eqx.Module):
     flow: AbstractFlow
     clock: AbstractClock
 
-    @property
-    def takes_lanes(self) -> bool:
-        """Whether `vector_field` also takes many states at once, lanes last."""
-        return self.flow.takes_lanes and isinstance(self.clock, AbstractTimeClock)
-
     def vector_field(self, reading: Any, inner: tuple, args: None) -> tuple:
         """Returns (dy/ds, dx/ds)."""
         del args

@@ -114,7 +114,8 @@ def attempt_lanes(lanes: Lane, method: Method) -> Trial:
     """Takes the steps of many lanes, last, with an explicit method, and no mapping.
 
     The arithmetic of the stages broadcasts over lanes, and the flow takes them
-    (`Problem.takes_lanes`): half the time of `vmap(attempt)`, which puts lanes first.
+    (`AbstractFlow.takes_lanes`): half the time of `vmap(attempt)`, which puts lanes
+    first.
     """
     with jax.numpy_rank_promotion("allow"):
         trial = attempt(lanes, method)

@@ -28,7 +28,7 @@ from ..dynamics import (
     num_saves,
 )
 from ._spread import over_cores, over_devices
-from ._stream import Members, Stream, is_native
+from ._stream import Members, Stream, for_lanes, is_native
 
 
 class Strategy(enum.Enum):
@@ -70,7 +70,8 @@ class Share(eqx.Module):
             return _if_any(valid, mapped, members), none
 
         native = is_native(members.flows, self.method)
-        legs, computed = Stream(self.method, self.width, native)(members, valid)
+        stream = Stream(for_lanes(self.method), self.width, native)
+        legs, computed = stream(members, valid)
         legs = members.flows, legs
         if self.observe is None:
             paths = jax.vmap(self._path)(*legs)
@@ -211,18 +212,16 @@ def make_members(flow_of, params: PyTree, y0: State) -> Members:
                 "Argument `params` must be None with one flow for all members. For "
                 "parameters that differ give a function that returns a flow."
             )
-        flows = flow_of
-    else:
-        flows = eqx.filter_vmap(flow_of)(params)
-        if not isinstance(flows, AbstractFlow):
-            raise ValueError(
-                "Argument `flow_of` must return a flow, but returns "
-                f"{type(flows).__name__}."
-            )
+        flows = jax.tree.map(
+            lambda x: jnp.broadcast_to(jnp.asarray(x), (count, *jnp.shape(x))), flow_of
+        )
         return Members(flows, y0)
-    flows = jax.tree.map(
-        lambda x: jnp.broadcast_to(jnp.asarray(x), (count, *jnp.shape(x))), flows
-    )
+    flows = eqx.filter_vmap(flow_of)(params)
+    if not isinstance(flows, AbstractFlow):
+        raise ValueError(
+            "Argument `flow_of` must return a flow, but returns "
+            f"{type(flows).__name__}."
+        )
     return Members(flows, y0)
 
 

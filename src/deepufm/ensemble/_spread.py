@@ -20,9 +20,6 @@ from jaxtyping import PyTree
 from .._types import Device
 from ._stream import Members
 
-# Integrates the first so many members: (members, number) -> results with a member axis.
-Run = Callable[[Members, jax.Array], PyTree]
-
 _SHARDED = PartitionSpec("members")
 
 

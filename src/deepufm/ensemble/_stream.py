@@ -108,12 +108,6 @@ class Stream(eqx.Module):
         **Returns:** their orbits, leading with the member axis; the number of
         lane-steps that were computed, those of lanes that were done included.
         """
-        if getattr(self.method.solver, "scan_kind", "lax") is None:
-            # diffrax's own choice, for reverse mode, has no forward derivatives.
-            solver: Any = dataclasses.replace(
-                cast(Any, self.method.solver), scan_kind="lax"
-            )
-            self = eqx.tree_at(lambda s: s.method.solver, self, solver)
         widths = [min(self.width, members.count)]
         if widths[0] >= _SHRINKABLE:
             widths.append(widths[0] // _SHRINK)
@@ -122,11 +116,12 @@ class Stream(eqx.Module):
             pool = _narrowed(pool, width, members.count, self._axis)
             pool = self._run(pool, members, valid, narrower)
         results = pool.results
+        rows, nothing = results.rows, jnp.zeros(results.written.shape)
         leg = Leg(
             written=results.written,
-            readings=_reading(results.rows, results.written),
-            log_times=_log_time(results.rows, results.written),
-            states=None if results.rows is None else results.rows.state,
+            readings=nothing if rows is None else rows.reading,
+            log_times=nothing if rows is None else rows.log_time,
+            states=None if rows is None else rows.state,
             last=results.last,
             outcome=results.outcome,
             stats=results.stats,
@@ -336,12 +331,15 @@ def _where(mask, a: PyTree, b: PyTree, axis: int) -> PyTree:
     return jax.tree.map(choose, a, b)
 
 
-def _reading(rows: Point | None, written):
-    return jnp.zeros(written.shape) if rows is None else rows.reading
+def for_lanes(method: Method) -> Method:
+    """Returns a method whose steps have forward-mode derivatives.
 
-
-def _log_time(rows: Point | None, written):
-    return jnp.zeros(written.shape) if rows is None else rows.log_time
+    Left to itself diffrax scans over stages in a way that has reverse mode alone.
+    """
+    if getattr(method.solver, "scan_kind", "lax") is not None:
+        return method
+    solver = dataclasses.replace(cast(Any, method.solver), scan_kind="lax")
+    return eqx.tree_at(lambda m: m.solver, method, solver)
 
 
 def is_native(flow: AbstractFlow, method: Method) -> bool:

@@ -1,7 +1,7 @@
 """The unit of work of a sweep: grid points that share a program.
 
-Batches depend on the specification alone, not on what is done already or on how many
-workers there are: a sweep that was interrupted goes on with the same ones.
+Batches depend on the specification and the kind of device, not on what is done already
+or on how many workers there are: a sweep that was interrupted goes on with the same.
 """
 
 import math
@@ -22,8 +22,7 @@ _BATCHES = 8
 # and a batch is one grid point.
 _LARGE_MODEL = 1000
 # Numbers that a program may hold: all saved states, until they have been looked at.
-_MOST_NUMBERS = {"cpu": 2**26}
-_MOST_NUMBERS_ELSEWHERE = 2**30
+_MOST_NUMBERS_CPU, _MOST_NUMBERS = 2**26, 2**30
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def _cells_a_batch(spec: SweepSpec, shape: Shape, cells: int) -> int:
 
 def _most_members(spec: SweepSpec, shape: Shape) -> int:
     """Returns how many members of a shape a program may have."""
-    most = _MOST_NUMBERS.get(jax.default_backend(), _MOST_NUMBERS_ELSEWHERE)
+    most = _MOST_NUMBERS_CPU if jax.default_backend() == "cpu" else _MOST_NUMBERS
     each = _numbers(shape) * (spec.num_saves + 10)
     return max(1, min(_MOST_MEMBERS, most // each))
 
