@@ -23,7 +23,11 @@ from _harness import compile_apart, interleave, options, write
 from jax import Array, lax
 
 from deepufm.geometry import psi_matrix
-from deepufm.geometry._hadamard import _DENSE_UP_TO, _psi_dense, _psi_parity
+from deepufm.geometry._hadamard import (
+    _DENSE_UP_TO,
+    _sums_by_parity,
+    _sums_dense,
+)
 
 CHAIN = 100
 LANES = 64
@@ -34,7 +38,11 @@ ELEMENTWISE_UP_TO = 128
 def products(num_classes: int) -> dict[str, Callable[[Array], Array]]:
     """Returns the candidates by name."""
     psi = np.asarray(psi_matrix(num_classes))
-    candidates = {"empty": lambda v: v, "dense": _psi_dense, "parity": _psi_parity}
+    candidates = {
+        "empty": lambda v: v,
+        "dense": lambda v: _sums_dense(v)[1:],
+        "parity": lambda v: _sums_by_parity(v)[1:],
+    }
     if num_classes <= ELEMENTWISE_UP_TO:
         candidates["elementwise"] = lambda v: jnp.sum(psi * v[None, :], axis=1)
     return candidates

@@ -45,6 +45,7 @@ Modes: TypeAlias = Float[Array, " modes"]
 # For what is written once for one member and for many, members last.
 ModeLanes: TypeAlias = Float[Array, "modes *lanes"]
 Lanes: TypeAlias = Float[Array, "*lanes"]
+LaneRow: TypeAlias = Float[Array, "1 *lanes"]
 Logits: TypeAlias = Float[Array, "classes examples"]
 SquareMatrix: TypeAlias = Float[Array, "classes classes"]
 Labels: TypeAlias = Int[Array, " examples"]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import deepufm as ufm
-from deepufm.ensemble import _spread, ensemble
+from deepufm.ensemble import _spread, compiled, ensemble
 from deepufm.sweep import Shape, UniformModesFamily
 
 jax.config.update("jax_enable_x64", True)
@@ -19,14 +19,22 @@ COUNT, DEVICES, PLACE = 7, (1, 3, 4), 50
 TEXTS = []
 
 
-def recorded(run, *arguments):
-    """Calls `sharded`, and keeps what its program became."""
-    program = sharded.lower(run, *arguments).compile()
-    TEXTS.append(program.compiled.as_text())
-    return program(run, *arguments)
+def recorded(function, platform):
+    """Jits what runs on several devices, and keeps what its program became."""
+    jitted = compiled(function, platform)
+    if not isinstance(function, _spread.Sharded):
+        return jitted
+
+    def call(*arguments):
+        arguments = *jitted.args, *arguments
+        program = jitted.func.lower(*arguments).compile()
+        TEXTS.append(program.compiled.as_text())
+        return program(*arguments)
+
+    return call
 
 
-sharded, _spread.sharded = _spread.sharded, recorded
+_spread.compiled = recorded
 
 
 def members():

@@ -14,7 +14,7 @@ from independent import reduced_to_time
 
 import deepufm as ufm
 from deepufm import Outcome
-from deepufm.ensemble import Members, Strategy, ensemble, make_share
+from deepufm.ensemble import Members, Strategy, compiled, ensemble, make_share
 
 # Two shares of 4 and 3, in two lanes each: every lane takes on another member.
 LANES = 2
@@ -99,7 +99,7 @@ def test_strategies_agree_by_value(path, strategy):
     assert got.reading.shape == (len(DEPTHS), 0)
     # What compiles before the threads start integrates nothing.
     half = Members(jax.vmap(flow_of)(jnp.asarray(DEPTHS[:4])), starts()[:4])
-    share = make_share(half, strategy=strategy, **OPTIONS)
+    share = compiled(make_share(half, strategy=strategy, **OPTIONS), "cpu")
     none, _ = share(half, jnp.asarray(0))
     np.testing.assert_array_equal(none.stats.num_steps, 0)
 

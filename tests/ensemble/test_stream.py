@@ -11,7 +11,7 @@ from independent import reduced_to_time
 
 import deepufm as ufm
 from deepufm import Outcome
-from deepufm.ensemble import Members, ensemble, make_share
+from deepufm.ensemble import Members, compiled, ensemble, make_share
 
 # Below 32 lanes there is no narrower program.
 COUNT, LANES = 600, 32
@@ -117,7 +117,7 @@ def share(members):
     """One thread's work: a function of the members and how many of them count."""
     depths, log_a = (jnp.asarray(x[::2]) for x in members)
     ready = Members(jax.vmap(flow_of)(depths), log_a)
-    return ready, make_share(ready, lanes=LANES, **OPTIONS)
+    return ready, compiled(make_share(ready, lanes=LANES, **OPTIONS), "cpu")
 
 
 def test_refilled_lanes_compute_few_steps_too_many(share):

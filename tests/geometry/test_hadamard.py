@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 
 from deepufm.geometry import psi_matrix, psi_matvec, sylvester_hadamard
-from deepufm.geometry._hadamard import _DENSE_UP_TO, _psi_dense, _psi_parity
+from deepufm.geometry._hadamard import _DENSE_UP_TO, _sums_by_parity, _sums_dense
 
-products = pytest.mark.parametrize("product", [_psi_dense, _psi_parity])
+products = pytest.mark.parametrize("product", [_sums_dense, _sums_by_parity])
 
 
 def odd_sets(num_classes: int) -> list[list[int]]:
@@ -29,10 +29,15 @@ def whole(x) -> int:
 
 
 def assert_relative_error(got, v, rounding_bits: int, roundings: int):
-    """Each entry of `got` is Psi v within `roundings` of relative size 2^-bits."""
+    """`got` is the sum of v, then Psi v, within `roundings` of relative size 2^-bits.
+
+    The sum, of twice as many terms, within twice as many.
+    """
     terms = [whole(x) for x in np.asarray(v)]
-    for entry, odd in zip(np.asarray(got), odd_sets(len(terms) + 1), strict=True):
-        want = 2 * sum(terms[j] for j in odd)
+    wanted = [2 * sum(terms[j] for j in odd) for odd in odd_sets(len(terms) + 1)]
+    total, *entries = np.asarray(got)
+    assert abs(whole(total) - sum(terms)) << rounding_bits <= 2 * roundings * sum(terms)
+    for entry, want in zip(entries, wanted, strict=True):
         assert abs(whole(entry) - want) << rounding_bits <= roundings * want
 
 
@@ -70,7 +75,7 @@ def test_every_entry_is_accurate_over_600_orders_of_magnitude(product, num_class
     # Recursive summation of n non-negative terms: at most n - 1 roundings of 2^-53; the
     # parity transform is a tree of depth log2 K.
     depth = num_classes.bit_length() - 1
-    roundings = depth if product is _psi_parity else num_classes // 2
+    roundings = depth if product is _sums_by_parity else num_classes // 2
     rng = np.random.default_rng(num_classes)
     compiled = jax.jit(product)
     for spread in (1, 300):
@@ -87,12 +92,12 @@ def test_huge_entries_do_not_reach_rows_that_exclude_them(product, num_classes):
     v[odd_sets(num_classes)[row]] *= 1e-300
     v[odd_sets(num_classes)[row]] *= 1e-300
     got = np.asarray(jax.jit(product)(v))
-    assert 1e-301 < got[row] < 1e-297
+    assert 1e-301 < got[row + 1] < 1e-297
     assert_relative_error(got, v, 53, num_classes // 2)
     # The same in a lane beside an ordinary one, which takes another kernel.
     lanes = jax.jit(jax.vmap(product, in_axes=-1, out_axes=-1))
     got = np.asarray(lanes(np.stack([np.ones_like(v), v], axis=-1)))
-    np.testing.assert_array_equal(got[:, 0], num_classes)
+    np.testing.assert_array_equal(got[1:, 0], num_classes)
     assert_relative_error(got[:, 1], v, 53, num_classes // 2)
 
 
@@ -106,7 +111,7 @@ def test_float32_stays_float32_and_accurate(product):
 
 
 magnitudes = st.one_of(st.just(0.0), st.floats(1e-300, 1e300))
-compiled_dense, compiled_parity = jax.jit(_psi_dense), jax.jit(_psi_parity)
+compiled_dense, compiled_parity = jax.jit(_sums_dense), jax.jit(_sums_by_parity)
 
 
 @settings(max_examples=50, deadline=None)

@@ -3,9 +3,13 @@
 diffrax's `PIDController` scales errors element by element and never shows them to its
 norm together with the state. Here the flow judges the whole error at once
 (`AbstractFlow.relative_error`: the largest error of a log singular value; the largest
-ratio of Frobenius norms over layers), and the PID controller sees the one number that
-results. So a tiny block is resolved relative to its own size, and padding dilutes
-nothing.
+ratio of Frobenius norms over layers), and PI control (Hairer & Wanner II, IV.2) sees
+the one number that results. So a tiny block is resolved relative to its own size, and
+padding dilutes nothing. With errors e_n over the tolerance, at order k,
+
+    h_{n+1}/h_n = 0.9 · e_n^{-(i+p)/k} · e_{n-1}^{p/k},
+
+kept as logarithms: a logarithm and an exponential a step, where powers cost several.
 
 Steps land on the save points instead of interpolating there: saved states are states of
 the solver, as accurate as the tolerance says, also for implicit methods whose
@@ -42,16 +46,16 @@ _MAX_TRIES = _MAX_SECANTS + 64
 _LET_THROUGH = 0.4
 
 
+# Limits of h_{n+1}/h_n, and what is left of a step rather than try it too long.
+_SAFETY, _LEAST, _MOST = 0.9, 0.2, 10.0
+
+
 class _ControllerState(eqx.Module):
-    pid: PyTree
-    intended: RealScalar  # the step the PID controller asked for, before any landing
+    log_ratio: RealScalar  # log e of the last accepted step
+    intended: RealScalar  # the step that was asked for, before any landing
     landed: BoolScalar  # whether the step under way was shortened for a landing
     excess: RealScalar | None  # of the stop, at the start of the step; not yet positive
     tries: IntScalar | None  # at landing on the stop
-
-
-def _identity(x: Float[Array, ""]) -> Float[Array, ""]:
-    return x
 
 
 class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
@@ -64,7 +68,8 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
 
     relative_error: Callable[[PyTree, PyTree, PyTree], RealScalar]
     tolerance: RealScalar
-    pid: diffrax.PIDController
+    pcoeff: float = eqx.field(static=True)
+    icoeff: float = eqx.field(static=True)
     landings: Float[Array, " saves"]  # ascending readings that steps must end on
     # Of (reading, state): rises through zero at a stop that must be landed on, too.
     excess: Callable[[Any, PyTree], RealScalar] | None
@@ -94,9 +99,8 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         self.excess = excess
         self.crosses = crosses
         self.unchecked = jnp.sqrt(tolerance)
-        self.pid = diffrax.PIDController(
-            rtol=0.0, atol=1.0, norm=_identity, pcoeff=pcoeff, icoeff=icoeff
-        )
+        self.pcoeff = pcoeff
+        self.icoeff = icoeff
         self.rtol = tolerance
         self.atol = tolerance
         self.norm = optx.max_norm
@@ -108,7 +112,7 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
 
     def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
         """Chooses the first step from the speed at the start."""
-        del dt0
+        del dt0, error_order
         speed = func(terms, t0, y0, args)
         pace = self.relative_error(speed, y0, y0)
         # From a state of zero any step is infinitely large: look one unit ahead.
@@ -121,30 +125,30 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         # A non-finite pace gives a step of 0, which the first adaptation reports.
         step = jnp.where(jnp.isfinite(step), jnp.minimum(step, t1 - t0), 0)
         step = jax.lax.stop_gradient(step.astype(jnp.result_type(t0)))
-        zero = jnp.zeros((), jnp.result_type(t0))
-        _, pid_state = self.pid.init(terms, t0, t1, zero, step, args, func, error_order)
         next_t1, landed = self._aim(t0, step)
         excess = tries = None
         if self.excess is not None:
             excess = jax.lax.stop_gradient(self.excess(t0, y0))
             tries = jnp.asarray(0)
-        return next_t1, _ControllerState(pid_state, step, landed, excess, tries)
+        log_ratio = jnp.zeros_like(step)
+        return next_t1, _ControllerState(log_ratio, step, landed, excess, tries)
 
     def adapt_step_size(
         self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
     ):
         """Accepts or rejects the step from t0 to t1 and proposes the next."""
+        del args
         error = self.relative_error(y_error, y0, y1_candidate)
         ratio = jax.lax.stop_gradient(error / self.tolerance)
         ratio = jnp.where(jnp.isfinite(ratio), ratio, jnp.inf)
         change = None
         if self.crosses is not None:
             ratio, change = self._tolerate(ratio, y0, y1_candidate)
-        zero = jnp.zeros_like(ratio)
-        keep, next_t0, next_t1, jump, pid_state, result = self.pid.adapt_step_size(
-            t0, t1, zero, zero, args, ratio, error_order, controller_state.pid
+        keep = ratio < 1
+        step, log_ratio = self._next_step(
+            ratio, keep, t1 - t0, controller_state.log_ratio, error_order
         )
-        step = next_t1 - next_t0
+        next_t0 = jnp.where(keep, t1, t0)
         if change is not None:
             # Never below what may be accepted unchecked.
             least = 0.9 * (self.unchecked / change) * (t1 - t0)
@@ -163,15 +167,34 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
                 diffrax.RESULTS.internal_error,
                 diffrax.RESULTS.dt_min_reached,
             ),
-            result,
+            diffrax.RESULTS.successful,
         )
-        state = _ControllerState(pid_state, step, landed, None, None)
+        state = _ControllerState(log_ratio, step, landed, None, None)
         if self.excess is None:
-            return keep, next_t0, next_t1, jump, state, result
+            return keep, next_t0, next_t1, False, state, result
         return self._land(
             controller_state, t0, t1, y1_candidate,
-            (keep, next_t0, next_t1, jump, state, result),
+            (keep, next_t0, next_t1, False, state, result),
         )  # fmt: skip
+
+    def _next_step(
+        self, ratio, keep, step, before, error_order
+    ) -> tuple[RealScalar, RealScalar]:
+        """Returns the next step, and log e of the last accepted one.
+
+        Accepted steps are followed by none that is shorter, rejected ones by none that
+        is longer; after an error of zero, or none, the next step has no memory of it.
+        """
+        regular = (ratio > 0) & jnp.isfinite(ratio)
+        log_ratio = jnp.log(jnp.where(regular, ratio, 1))
+        exponent = (self.icoeff + self.pcoeff) * log_ratio - self.pcoeff * before
+        factor = _SAFETY * jnp.exp(-exponent / error_order)
+        factor = jnp.clip(
+            factor, jnp.where(keep, 1, _LEAST), jnp.where(keep, _MOST, _SAFETY)
+        )
+        factor = jnp.where(regular, factor, jnp.where(keep, _MOST, _LEAST))
+        factor = jax.lax.stop_gradient(factor)
+        return step * factor.astype(step.dtype), jnp.where(keep, log_ratio, before)
 
     def _tolerate(self, ratio, y0, y1) -> tuple[RealScalar, RealScalar]:
         """Lowers the error of a small step across a kink; returns its change as well.
@@ -208,7 +231,7 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
             return jax.tree.map(lambda a, b: jnp.where(again, a, b), retry, proposed)
 
         state = _ControllerState(
-            choose(before.pid, state.pid),
+            choose(before.log_ratio, state.log_ratio),
             choose(before.intended, state.intended),
             jnp.where(again, True, state.landed),
             jnp.where(keep & ~again, excess, before.excess),

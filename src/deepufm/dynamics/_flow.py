@@ -13,10 +13,11 @@ import abc
 from typing import ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._types import BoolScalar, RealScalar, State
+from .._types import BoolScalar, Lanes, RealScalar, State
 
 
 def dead_level(dtype) -> float:
@@ -27,6 +28,25 @@ def dead_level(dtype) -> float:
 def is_dead(logs: Array) -> Array:
     """Returns which logarithms are those of zero."""
     return logs < 0.5 * dead_level(logs.dtype)  # interpolants of the level round
+
+
+def scaled(direction: State, log_pace: Lanes) -> State:
+    """Returns exp(log_pace)·direction; lanes, if any, are last."""
+    factor = bounded_exp(log_pace)
+
+    def by_lanes(leaf):
+        ones = (1,) * (leaf.ndim - factor.ndim)
+        return factor.reshape(ones + factor.shape) * leaf
+
+    return jax.tree.map(by_lanes, direction)
+
+
+def bounded_exp(log_pace: Array) -> Array:
+    """Returns exp(log_pace), but no infinity.
+
+    At rest the direction is 0 and the pace of a clock may be anything: 0·inf.
+    """
+    return jnp.exp(jnp.minimum(log_pace, jnp.log(jnp.finfo(log_pace.dtype).max)))
 
 
 class Motion(eqx.Module):
@@ -64,6 +84,11 @@ class AbstractFlow(eqx.Module):
     @abc.abstractmethod
     def __call__(self, state: State) -> tuple[State, RealScalar]:
         """Returns (direction, log_speed)."""
+
+    def velocity(self, state: State, log_rate: Lanes) -> State:
+        """Returns exp(log_rate)·dy/dt, what a clock of time integrates."""
+        direction, log_speed = self(state)
+        return scaled(direction, log_speed + log_rate)
 
     @abc.abstractmethod
     def log_norm(self, state: State) -> RealScalar:

@@ -25,10 +25,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._types import Lanes, ModeLanes, Modes, RealLike, RealScalar, Tracer
-from ..geometry import log_frobenius_norm, psi_lanes, psi_matrix, psi_matvec
+from .._types import LaneRow, Lanes, ModeLanes, Modes, RealLike, RealScalar, Tracer
+from ..geometry import (
+    log_frobenius_norm,
+    psi_and_sum,
+    psi_lanes,
+    psi_matrix,
+    psi_matvec,
+)
 from ..models import check_modes, log_softplus
-from ._flow import AbstractFlow, dead_level, is_dead
+from ._flow import AbstractFlow, bounded_exp, dead_level, is_dead
 
 
 class HadamardFlow(AbstractFlow):
@@ -69,12 +75,20 @@ class HadamardFlow(AbstractFlow):
         log_a = jnp.maximum(state, dead_level(state.dtype))
         largest = jnp.max(log_a, axis=0, keepdims=True)
         power = self.power(state.dtype)[None]
-        log_speed, b = scaled_rates(jnp.exp(log_a))
+        log_speed, b, partition = scaled_rates(jnp.exp(log_a))
         # At p = 0 a dead mode would grow.
-        direction = b * jnp.exp(power * (log_a - largest))
+        direction = b / partition * jnp.exp(power * (log_a - largest))
         direction = jnp.where(is_dead(log_a), 0, direction)
         log_speed = log_speed + power * largest
         return direction, jnp.where(is_dead(largest), -jnp.inf, log_speed)[0]
+
+    def velocity(self, state: ModeLanes, log_rate: Lanes) -> ModeLanes:
+        """Returns exp(log_rate)·d log a/dt; no maximum and no second scale."""
+        log_a = jnp.maximum(state, dead_level(state.dtype))
+        log_scale, b, partition = scaled_rates(jnp.exp(log_a))
+        log_factor = self.power(state.dtype)[None] * log_a + (log_scale + log_rate)
+        velocity = b * (1 / partition) * bounded_exp(log_factor)
+        return jnp.where(is_dead(log_a), 0, velocity)
 
     def power(self, dtype=None) -> Lanes:
         """Returns p = (L-1)/(L+1), 1 at infinite depth."""
@@ -147,20 +161,19 @@ def depth_power(depth: Lanes) -> Lanes:
     return jnp.where(finite, (safe - 1) / (safe + 1), 1)
 
 
-def scaled_rates(a: ModeLanes) -> tuple[Float[Array, "1 *lanes"], ModeLanes]:
-    """Returns (log scale, rates), b/D = exp(first)·second; the first is (1, lanes).
+def scaled_rates(a: ModeLanes) -> tuple[LaneRow, ModeLanes, LaneRow]:
+    """Returns (log scale, rates, partition), b/D = exp(first)·second/third.
 
     The scale is exp(-m_0) for positive margins, and 1 where m_0 < 0 (a of the logit
     flow may have any sign) and D grows like exp(-m_0) as well.
     """
     margins = psi_lanes(a)
     smallest = jnp.min(margins, axis=0, keepdims=True)
-    weights = jnp.exp(smallest - margins)
-    total = jnp.sum(weights, axis=0, keepdims=True)
+    rates, total = psi_and_sum(jnp.exp(smallest - margins))
     positive = smallest > 0
     odds = jnp.exp(jnp.where(positive, -smallest, smallest))
     partition = jnp.where(positive, 1 + odds * total, odds + total)
-    return jnp.where(positive, -smallest, 0), psi_lanes(weights) / partition
+    return jnp.where(positive, -smallest, 0), rates, partition
 
 
 def _log_b(a: Modes) -> tuple[Modes, RealScalar]:

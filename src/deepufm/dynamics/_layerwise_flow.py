@@ -154,8 +154,8 @@ class LayerwiseHadamardFlow(AbstractLayerwiseFlow):
 
     def drive(self, a: Modes) -> tuple[Modes, RealScalar]:
         """Returns √n b/D in two factors; b and D see a/(K√n)."""
-        log_scale, b = scaled_rates(self.relative_modes(a))
-        return b, log_scale[0] + 0.5 * math.log(self.per_class)
+        log_scale, b, partition = scaled_rates(self.relative_modes(a))
+        return b / partition, log_scale[0] + 0.5 * math.log(self.per_class)
 
     def relative_modes(self, a: Modes) -> Modes:
         """Returns a/(K√n), whose margins Ψa/(K√n) are the logit gaps."""

@@ -135,8 +135,8 @@ class LogitFlow(AbstractFlow):
 
     def __call__(self, state: Modes) -> tuple[Modes, RealScalar]:
         """Returns (da/dt / exp(log_speed), log_speed)."""
-        log_speed, b = scaled_rates(state)
-        return b, log_speed[0]
+        log_speed, b, partition = scaled_rates(state)
+        return b / partition, log_speed[0]
 
     def log_norm(self, state: Modes) -> RealScalar:
         """Returns log of the sum of |a|."""

@@ -21,9 +21,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._types import BoolScalar, Lanes, RealScalar, State
+from .._types import BoolScalar, RealScalar, State
 from ._clock import AbstractClock, AbstractStateClock, AbstractTimeClock
-from ._flow import AbstractFlow, dead_level, is_dead
+from ._flow import AbstractFlow, dead_level, is_dead, scaled
 
 
 class Problem(eqx.Module):
@@ -37,12 +37,11 @@ class Problem(eqx.Module):
         del args
         state, elapsed = inner
         if isinstance(self.clock, AbstractTimeClock):
-            direction, log_speed = self.flow(state)
-            return _scaled(direction, log_speed + self.clock.log_rate(reading)), None
+            return self.flow.velocity(state, self.clock.log_rate(reading)), None
 
         motion = self.flow.motion(state)
         log_pace = self.clock.log_pace(reading, motion)
-        velocity = _scaled(motion.direction, log_pace)
+        velocity = scaled(motion.direction, log_pace)
         _, drift = jax.jvp(self.log_unit, (state,), (velocity,))
         return velocity, jnp.exp(motion.log_activity + log_pace) + elapsed * drift
 
@@ -81,18 +80,6 @@ class Problem(eqx.Module):
         # At the very start x = 0 has no size to be relative to.
         ratio = jnp.where(size == 0, 0, jnp.abs(error[1]) / safe)
         return jnp.maximum(worst, ratio)
-
-
-def _scaled(direction: State, log_pace: Lanes) -> State:
-    """Returns exp(log_pace)·direction; lanes, if any, are last."""
-    # At rest the direction is 0 and the pace of a clock may be anything: 0·inf.
-    factor = jnp.exp(jnp.minimum(log_pace, jnp.log(jnp.finfo(log_pace.dtype).max)))
-
-    def scaled(leaf):
-        ones = (1,) * (leaf.ndim - factor.ndim)
-        return factor.reshape(ones + factor.shape) * leaf
-
-    return jax.tree.map(scaled, direction)
 
 
 def embed(flow, clock, state, log_time=None) -> tuple[Problem, tuple]:

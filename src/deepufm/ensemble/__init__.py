@@ -1,5 +1,9 @@
 """Many members of one flow at once: lanes, devices, processes."""
 
+from ._compiling import (
+    compiled as compiled,
+    compiler_options as compiler_options,
+)
 from ._ensemble import (
     Share as Share,
     Strategy as Strategy,

@@ -27,6 +27,7 @@ from ..dynamics import (
     make_method,
     num_saves,
 )
+from ._compiling import compiled
 from ._spread import over_cores, over_devices
 from ._stream import Members, Stream, for_lanes, is_native
 
@@ -48,7 +49,6 @@ class Share(eqx.Module):
     observe: Observe | None = eqx.field(static=True)
     keep_states: bool = eqx.field(static=True)
 
-    @eqx.filter_jit
     def __call__(
         self, members: Members, valid: IntScalar
     ) -> tuple[Path, Int[Array, " members"]]:
@@ -70,7 +70,7 @@ class Share(eqx.Module):
             return _if_any(valid, mapped, members), none
 
         native = is_native(members.flows, self.method)
-        stream = Stream(for_lanes(self.method), self.width, native)
+        stream = Stream(for_lanes(self.method, native), self.width, native)
         legs, computed = stream(members, valid)
         legs = members.flows, legs
         if self.observe is None:
@@ -143,8 +143,10 @@ def ensemble(
         lanes=lanes, strategy=strategy, platform=platform,
     )  # fmt: skip
     traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(members))
-    if traced or (devices is None and platform != "cpu"):
+    if traced:
         return share(members, jnp.asarray(members.count))[0]
+    if devices is None and platform != "cpu":
+        return compiled(share, platform)(members, jnp.asarray(members.count))[0]
     if devices is None:
         return over_cores(share, members, share.method.solver)[0]
     return over_devices(share, members, devices, share.method.solver)[0]
@@ -262,7 +264,7 @@ def default_lanes(flow: AbstractFlow, start: State, method: Method, platform: st
     """Returns the number of lanes: enough to fill the device, few enough for caches."""
     large, native = _size(start) > _LARGE_STATE, is_native(flow, method)
     if platform == "cpu":
-        return 128 if native else 1 if large else 16
+        return 96 if native else 1 if large else 16
     return 16_384 if native else 256 if large else 4096
 
 

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from .._types import Device
+from ._compiling import compiled
 from ._stream import Members
 
 _SHARDED = PartitionSpec("members")
@@ -41,6 +42,7 @@ def over_cores(
     A compiled program of small loops uses one core, but lets go of Python's lock, so
     that threads share the cores.
     """
+    run = compiled(run, "cpu")
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     shares = min(cores, members.count)
@@ -82,6 +84,7 @@ def over_devices(
         threads = len(devices)
         if not may_run_together(solver, devices[0].platform):
             threads = 1
+        run = compiled(run, devices[0].platform)
         return _over_threads(run, members, devices, threads)
     mesh = Mesh(np.asarray(devices), ("members",))
     sharding = NamedSharding(mesh, _SHARDED)
@@ -93,31 +96,34 @@ def over_devices(
     shares = len(devices)
     numbers = np.asarray(_numbers(members.count, shares))
     arguments = jax.tree.map(spread, (_dealt(members, shares), numbers))
-    results = sharded(run, mesh, *arguments)
+    results = compiled(Sharded(run, mesh), devices[0].platform)(*arguments)
     if not here:
         results = multihost_utils.process_allgather(results, tiled=True)
     return _gathered(results, members.count)
 
 
-@eqx.filter_jit
-def sharded(
-    run: Callable[..., PyTree], mesh: Mesh, members: Members, numbers: jax.Array
-) -> PyTree:
+class Sharded(eqx.Module):
     """Runs the shares that lead the arrays, one on every device of the mesh."""
-    arrays, static = eqx.partition((run, members, numbers), eqx.is_array)
 
-    def local(run_arrays, shares):
-        share = jax.tree.map(lambda x: x[0], shares)
-        run, members, number = eqx.combine((run_arrays, *share), static)
-        return jax.tree.map(lambda x: x[None], run(members, number))
+    run: Callable[..., PyTree]
+    mesh: Mesh = eqx.field(static=True)
 
-    return jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=(PartitionSpec(), _SHARDED),
-        out_specs=_SHARDED,
-        check_vma=False,
-    )(arrays[0], arrays[1:])
+    def __call__(self, members: Members, numbers: jax.Array) -> PyTree:
+        """Returns what `run` makes of each share and its number of members."""
+        arrays, static = eqx.partition((self.run, members, numbers), eqx.is_array)
+
+        def local(run_arrays, shares):
+            share = jax.tree.map(lambda x: x[0], shares)
+            run, members, number = eqx.combine((run_arrays, *share), static)
+            return jax.tree.map(lambda x: x[None], run(members, number))
+
+        return jax.shard_map(
+            local,
+            mesh=self.mesh,
+            in_specs=(PartitionSpec(), _SHARDED),
+            out_specs=_SHARDED,
+            check_vma=False,
+        )(arrays[0], arrays[1:])
 
 
 def _over_threads(

@@ -44,12 +44,16 @@ from ..dynamics import (
     schedule_of,
     with_value,
 )
+from ._unrolled import Unrolled
 
 # Lanes that are done wait for this many steps at most.
 _CHECK_EVERY = 8
-# By this factor the lanes get fewer when no member waits and so few still run; below
-# some number they stay, since a narrower program must be compiled as well.
-_SHRINK = 8
+# When no member waits, lanes get fewer: these numbers, each a program of its own, where
+# it is at most so much of the one before. In between there is nothing to win on a CPU,
+# whose compiler does not vectorise exponentials over 2 to 32 lanes.
+_NARROWER = (40, 1)
+_SHARE = 0.5
+# Fewer lanes than these stay.
 _SHRINKABLE = 32
 
 
@@ -110,7 +114,7 @@ class Stream(eqx.Module):
         """
         widths = [min(self.width, members.count)]
         if widths[0] >= _SHRINKABLE:
-            widths.append(widths[0] // _SHRINK)
+            widths += [w for w in _NARROWER if w <= _SHARE * widths[0]]
         pool = self._open(members, valid, widths[0])
         for width, narrower in zip(widths, [*widths[1:], 0]):
             pool = _narrowed(pool, width, members.count, self._axis)
@@ -331,11 +335,14 @@ def _where(mask, a: PyTree, b: PyTree, axis: int) -> PyTree:
     return jax.tree.map(choose, a, b)
 
 
-def for_lanes(method: Method) -> Method:
-    """Returns a method whose steps have forward-mode derivatives.
+def for_lanes(method: Method, native: bool) -> Method:
+    """Returns a method whose steps have forward-mode derivatives, and are quick.
 
     Left to itself diffrax scans over stages in a way that has reverse mode alone.
     """
+    if native:
+        solver = Unrolled(cast(diffrax.AbstractERK, method.solver))
+        return eqx.tree_at(lambda m: m.solver, method, solver)
     if getattr(method.solver, "scan_kind", "lax") is not None:
         return method
     solver = dataclasses.replace(cast(Any, method.solver), scan_kind="lax")

@@ -7,6 +7,7 @@ from ._frames import (
     simplex_etf as simplex_etf,
 )
 from ._hadamard import (
+    psi_and_sum as psi_and_sum,
     psi_lanes as psi_lanes,
     psi_matrix as psi_matrix,
     psi_matvec as psi_matvec,

@@ -21,8 +21,9 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Float
 
-from .._types import ModeLanes, Modes, SquareMatrix
+from .._types import LaneRow, ModeLanes, Modes, SquareMatrix
 
 # The dense product is used up to this K. From benchmarks/bench_psi.py, two Xeon cores,
 # float64, microseconds a product inside a jitted chain, dense against parity transform:
@@ -106,20 +107,27 @@ def psi_matvec(v: Modes) -> Modes:
 
 def psi_lanes(v: ModeLanes) -> ModeLanes:
     """Returns Psi v for one vector or for many, (K-1, lanes); no checks."""
+    return psi_and_sum(v)[0]
+
+
+def psi_and_sum(v: ModeLanes) -> tuple[ModeLanes, LaneRow]:
+    """Returns Psi v and the sum of v, which comes with it at no cost; no checks."""
     dense = v.shape[0] + 1 <= _DENSE_UP_TO
-    return _psi_dense(v) if dense else _psi_parity(v)
+    sums = _sums_dense(v) if dense else _sums_by_parity(v)
+    return sums[1:], sums[:1]
 
 
-def _psi_dense(v: ModeLanes) -> ModeLanes:
+def _sums_dense(v: ModeLanes) -> Float[Array, "modes+1 *lanes"]:
+    """Returns the sum of v, then Psi v."""
     # The products with 0 add exact zeros, so large entries cannot reach the rows they
     # are not in. A full-precision dot: GPUs and TPUs would otherwise shorten float32.
     # jnp.sum(psi * v, axis=1) took 4 times as long at K = 64, and 8 times in lanes.
-    psi = _psi(v.shape[0] + 1).astype(v.dtype)
-    return jnp.dot(psi, v, precision=lax.Precision.HIGHEST)
+    sums = _sum_and_psi(v.shape[0] + 1).astype(v.dtype)
+    return jnp.dot(sums, v, precision=lax.Precision.HIGHEST)
 
 
-def _psi_parity(v: ModeLanes) -> ModeLanes:
-    """Psi v by the parity transform: a butterfly of additions only.
+def _sums_by_parity(v: ModeLanes) -> Float[Array, "modes+1 *lanes"]:
+    """The sum of v, then Psi v, by the parity transform: additions only.
 
     `even` and `odd` hold, for each i, the sums of v_j over those j for which i.j is
     even and odd. Before any digit is looked at no j is odd: even = v, odd = 0. A binary
@@ -127,7 +135,8 @@ def _psi_parity(v: ModeLanes) -> ModeLanes:
 
         digit 0 of i: (E0 + E1, O0 + O1),    digit 1 of i: (E0 + O1, O0 + E1),
 
-    as a common 1 turns the parity. After log2 K digits Psi v = 2 odd.
+    as a common 1 turns the parity. After log2 K digits Psi v = 2 odd, and nothing is
+    odd for i = 0: the sum is even there.
     """
     # Index 0 is the mode that Psi leaves out.
     even = jnp.concatenate([jnp.zeros_like(v[:1]), v])
@@ -139,7 +148,7 @@ def _psi_parity(v: ModeLanes) -> ModeLanes:
         (e0, e1), (o0, o1) = jnp.split(even, 2), jnp.split(odd, 2)
         even = jnp.stack([e0 + e1, e0 + o1], axis=1).reshape(even.shape)
         odd = jnp.stack([o0 + o1, o0 + e1], axis=1).reshape(odd.shape)
-    return 2 * odd[1:]
+    return jnp.concatenate([even[:1], 2 * odd[1:]])
 
 
 # The matrices are kept as NumPy arrays: a traced function takes them up as literals of
@@ -155,6 +164,12 @@ def _common_digits_odd(num_classes: int) -> np.ndarray:
 
 def _psi(num_classes: int) -> np.ndarray:
     return np.where(_common_digits_odd(num_classes)[1:, 1:], 2, 0)
+
+
+def _sum_and_psi(num_classes: int) -> np.ndarray:
+    """Returns a row of ones above Psi, (K, K-1)."""
+    ones = np.ones((1, num_classes - 1), int)
+    return np.concatenate([ones, _psi(num_classes)])
 
 
 def _check_num_classes(num_classes: int, at_least: int) -> None:

@@ -23,7 +23,13 @@ import xarray as xr
 
 from ..analysis import metrics
 from ..dynamics import FinalTime, Path, check_solve, default_solver
-from ..ensemble import Members, Strategy, make_share, may_run_together
+from ..ensemble import (
+    Members,
+    Strategy,
+    compiler_options,
+    make_share,
+    may_run_together,
+)
 from ._batches import Batch, batches
 from ._family import Shape
 from ._spec import Cell, SweepSpec
@@ -281,5 +287,10 @@ def _compile(spec: SweepSpec, shape: Shape, size: int) -> Program:
     solver = spec.solver or default_solver(like.flows, spec.clock)
     together = may_run_together(solver, jax.default_backend())
     alone = contextlib.nullcontext() if together else _integrating
-    compiled = jax.jit(integrate).lower(like, jnp.asarray(size)).compile()
+    options = compiler_options(jax.default_backend())
+    compiled = (
+        jax.jit(integrate, compiler_options=options)
+        .lower(like, jnp.asarray(size))
+        .compile()
+    )
     return program
