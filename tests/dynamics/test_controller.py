@@ -112,3 +112,69 @@ def test_logits_are_one_block():
     got = flow.relative_error(jnp.asarray([1e-9, 0.0, 0.0]), before, after)
     assert float(got) == pytest.approx(5e-10)
     assert flow.relative_error(jnp.zeros(3), jnp.zeros(3), jnp.zeros(3)) == 0
+
+
+def taken(steering, ratios, order=5.0):
+    """The steps that follow errors of `ratios` tolerances, and which were accepted."""
+    start, end, y = jnp.asarray(0.0), jnp.asarray(1e-3), jnp.ones(1)
+    _, state = steering.init(
+        None, start, jnp.asarray(1e9), y, None, None, unit_speed, order
+    )
+    steps, kept = [], []
+    for ratio in ratios:
+        error = jnp.full(1, ratio * 1e-6)
+        keep, start, end, _, state, _ = steering.adapt_step_size(
+            start, end, y, y, None, error, order, state
+        )
+        steps.append(float(end - start))
+        kept.append(bool(keep))
+    return steps, kept
+
+
+def test_steps_follow_the_trend_of_accepted_errors():
+    """By hand: e h^-5 grew 8 times from one step to the next, and would once more."""
+    steps, kept = taken(controller(()), [0.1, 0.1, 0.8])
+    assert kept == [True, True, True]
+    alone = 0.9 * 0.1**-0.2
+    assert steps[0] == pytest.approx(1e-3 * alone)
+    # The error stayed: the coefficient fell, which is no reason for a longer step yet.
+    assert steps[1] == pytest.approx(steps[0] * alone)
+    growth = (0.8 / steps[1] ** 5) / (0.1 / steps[0] ** 5)
+    expected = 0.9 * (0.8 / steps[1] ** 5 * growth) ** -0.2
+    assert expected < steps[1] * 0.9 * 0.8**-0.2
+    assert steps[2] == pytest.approx(expected)
+
+
+def test_no_step_grows_after_a_rejection_and_the_limits_hold():
+    steps, kept = taken(controller(()), [10.0, 1e-3, 0.0, 1e-9, np.nan, np.inf, 0.0])
+    assert kept == [False, True, True, True, False, False, True]
+    assert steps[0] == pytest.approx(1e-3 * 0.9 * 10**-0.2)
+    assert steps[1] == pytest.approx(steps[0])
+    assert steps[2] == pytest.approx(10 * steps[1])
+    assert steps[3] == pytest.approx(10 * steps[2])  # zero tells of no trend
+    assert steps[4] == pytest.approx(0.2 * steps[3])
+    assert steps[5] == pytest.approx(0.2 * steps[4])
+    assert steps[6] == pytest.approx(steps[5])
+
+
+def test_a_blow_up_is_followed_without_rejecting_every_second_step():
+    """y' = y², a fixed factor a step; PI control rejects a third of the steps."""
+
+    def square(t, y, args):
+        del t, args
+        return y**2
+
+    def count(control):
+        solution = diffrax.diffeqsolve(
+            diffrax.ODETerm(square), diffrax.Dopri8(), 0.0,
+            1 - 1e-9, None, jnp.ones(1), stepsize_controller=control,
+        )  # fmt: skip
+        # The solution 1/(1 - t) magnifies errors as it magnifies time.
+        np.testing.assert_allclose(solution.ys[-1], 1e9, rtol=1e-2)
+        return {k: int(v) for k, v in solution.stats.items() if "steps" in k}
+
+    ours = count(RelativeController(relative_to_start, jnp.asarray(1e-8), jnp.zeros(0)))
+    theirs = count(diffrax.PIDController(rtol=1e-8, atol=0.0, pcoeff=0.2, icoeff=0.4))
+    assert ours["num_rejected_steps"] <= 0.1 * ours["num_steps"]
+    assert theirs["num_rejected_steps"] >= 0.25 * theirs["num_steps"]
+    assert ours["num_steps"] < 0.8 * theirs["num_steps"]

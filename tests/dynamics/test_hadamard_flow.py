@@ -32,6 +32,11 @@ def everything(flow, log_a):
 
 
 @eqx.filter_jit
+def velocity(flow, log_a, log_rate):
+    return flow.velocity(log_a, log_rate)
+
+
+@eqx.filter_jit
 def partition(a):
     return _log_b(a)
 
@@ -77,6 +82,31 @@ def test_direction_and_speed_give_the_rate_of_every_mode_that_is_not_negligible(
     # What the direction drops is e^{-660} of the largest rate or less.
     assert np.all(want[~seen] < np.max(want) - 660)
     assert 1e-3 < np.max(np.asarray(direction)) <= len(direction) + 1
+
+
+@cases
+@pytest.mark.parametrize("depth", [1, 8])
+def test_velocity_is_the_rate_times_that_of_the_clock(case, depth):
+    """For clocks as fast as the flow is slow, e^{-2000} a unit of time and less."""
+    flow, log_a = flow_and_state(case, float(depth))
+    rates = np.asarray(case["log_dadt"][str(depth)]) - np.asarray(log_a)
+    # Within half a unit of the fastest; what is left over is what must be seen.
+    log_rate = 0.5 - np.max(rates)
+    got = np.asarray(velocity(flow, log_a, jnp.asarray(log_rate)))
+    seen = got > 1e-290
+    size = np.finfo(float).eps * (np.max(np.abs(log_a)) + 4 * abs(log_rate))
+    want = rates[seen] + log_rate
+    assert_logs_agree(np.log(got[seen]), want, ROUNDING + size)
+    assert np.all(rates[~seen] < np.max(rates) - 660)
+
+
+@pytest.mark.parametrize("depth", [1.0, 3.0])
+def test_dead_modes_have_no_velocity(depth):
+    log_a = jnp.asarray([0.0, -jnp.inf, -1.0])
+    got = velocity(ufm.HadamardFlow(4, depth), log_a, jnp.asarray(800.0))
+    assert got[1] == 0
+    assert np.all(np.asarray(got)[[0, 2]] > 0)
+    assert np.all(np.isfinite(got))
 
 
 @cases

@@ -3,13 +3,18 @@
 diffrax's `PIDController` scales errors element by element and never shows them to its
 norm together with the state. Here the flow judges the whole error at once
 (`AbstractFlow.relative_error`: the largest error of a log singular value; the largest
-ratio of Frobenius norms over layers), and PI control (Hairer & Wanner II, IV.2) sees
-the one number that results. So a tiny block is resolved relative to its own size, and
-padding dilutes nothing. With errors e_n over the tolerance, at order k,
+ratio of Frobenius norms over layers), and control sees the one number that results. So
+a tiny block is resolved relative to its own size, and padding dilutes nothing.
 
-    h_{n+1}/h_n = 0.9 · e_n^{-(i+p)/k} · e_{n-1}^{p/k},
+The control is predictive (Gustafsson 1994; Hairer & Wanner II, IV.8). An escape from a
+saddle is a blow-up in log time: steps must shrink by a constant factor each, and what
+looks at errors one by one rejects every second step there. With errors e_n over the
+tolerance, order k, and e_n/h_n^k changing once more as it did last,
 
-kept as logarithms: a logarithm and an exponential a step, where powers cost several.
+    h_{n+1}/h_n = 0.9 · e_n^{-1/k} · min(1, (h_n/h_{n-1}) · (e_{n-1}/e_n)^{1/k}),
+
+from accepted steps alone; none grows after a rejection. A fifth to a quarter of all
+steps are saved, against PI control (tests/dynamics/test_controller.py).
 
 Steps land on the save points instead of interpolating there: saved states are states of
 the solver, as accurate as the tolerance says, also for implicit methods whose
@@ -44,14 +49,20 @@ _MAX_SECANTS = 12
 _MAX_TRIES = _MAX_SECANTS + 64
 # The error ratio that a step let through at a kink counts as: the next grows by 1.08.
 _LET_THROUGH = 0.4
-
-
-# Limits of h_{n+1}/h_n, and what is left of a step rather than try it too long.
+# Limits of h_{n+1}/h_n.
 _SAFETY, _LEAST, _MOST = 0.9, 0.2, 10.0
 
 
+class _History(eqx.Module):
+    """What is remembered of the last accepted step."""
+
+    step: RealScalar  # 0 where there is none, or its error tells nothing
+    log_ratio: RealScalar  # log e
+    retrying: BoolScalar  # whether a step was rejected since
+
+
 class _ControllerState(eqx.Module):
-    log_ratio: RealScalar  # log e of the last accepted step
+    history: _History
     intended: RealScalar  # the step that was asked for, before any landing
     landed: BoolScalar  # whether the step under way was shortened for a landing
     excess: RealScalar | None  # of the stop, at the start of the step; not yet positive
@@ -68,8 +79,6 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
 
     relative_error: Callable[[PyTree, PyTree, PyTree], RealScalar]
     tolerance: RealScalar
-    pcoeff: float = eqx.field(static=True)
-    icoeff: float = eqx.field(static=True)
     landings: Float[Array, " saves"]  # ascending readings that steps must end on
     # Of (reading, state): rises through zero at a stop that must be landed on, too.
     excess: Callable[[Any, PyTree], RealScalar] | None
@@ -90,8 +99,6 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         *,
         excess: Callable[[Any, PyTree], RealScalar] | None = None,
         crosses: Callable[[PyTree, PyTree], BoolScalar] | None = None,
-        pcoeff: float = 0.0,
-        icoeff: float = 1.0,
     ):
         self.relative_error = relative_error
         self.tolerance = tolerance
@@ -99,8 +106,6 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         self.excess = excess
         self.crosses = crosses
         self.unchecked = jnp.sqrt(tolerance)
-        self.pcoeff = pcoeff
-        self.icoeff = icoeff
         self.rtol = tolerance
         self.atol = tolerance
         self.norm = optx.max_norm
@@ -130,8 +135,9 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         if self.excess is not None:
             excess = jax.lax.stop_gradient(self.excess(t0, y0))
             tries = jnp.asarray(0)
-        log_ratio = jnp.zeros_like(step)
-        return next_t1, _ControllerState(log_ratio, step, landed, excess, tries)
+        zero = jnp.zeros_like(step)
+        history = _History(zero, zero, jnp.asarray(False))
+        return next_t1, _ControllerState(history, step, landed, excess, tries)
 
     def adapt_step_size(
         self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
@@ -145,9 +151,8 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         if self.crosses is not None:
             ratio, change = self._tolerate(ratio, y0, y1_candidate)
         keep = ratio < 1
-        step, log_ratio = self._next_step(
-            ratio, keep, t1 - t0, controller_state.log_ratio, error_order
-        )
+        history = controller_state.history
+        step, history = _next_step(ratio, keep, t1 - t0, history, error_order)
         next_t0 = jnp.where(keep, t1, t0)
         if change is not None:
             # Never below what may be accepted unchecked.
@@ -169,32 +174,13 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
             ),
             diffrax.RESULTS.successful,
         )
-        state = _ControllerState(log_ratio, step, landed, None, None)
+        state = _ControllerState(history, step, landed, None, None)
         if self.excess is None:
             return keep, next_t0, next_t1, False, state, result
         return self._land(
             controller_state, t0, t1, y1_candidate,
             (keep, next_t0, next_t1, False, state, result),
         )  # fmt: skip
-
-    def _next_step(
-        self, ratio, keep, step, before, error_order
-    ) -> tuple[RealScalar, RealScalar]:
-        """Returns the next step, and log e of the last accepted one.
-
-        Accepted steps are followed by none that is shorter, rejected ones by none that
-        is longer; after an error of zero, or none, the next step has no memory of it.
-        """
-        regular = (ratio > 0) & jnp.isfinite(ratio)
-        log_ratio = jnp.log(jnp.where(regular, ratio, 1))
-        exponent = (self.icoeff + self.pcoeff) * log_ratio - self.pcoeff * before
-        factor = _SAFETY * jnp.exp(-exponent / error_order)
-        factor = jnp.clip(
-            factor, jnp.where(keep, 1, _LEAST), jnp.where(keep, _MOST, _SAFETY)
-        )
-        factor = jnp.where(regular, factor, jnp.where(keep, _MOST, _LEAST))
-        factor = jax.lax.stop_gradient(factor)
-        return step * factor.astype(step.dtype), jnp.where(keep, log_ratio, before)
 
     def _tolerate(self, ratio, y0, y1) -> tuple[RealScalar, RealScalar]:
         """Lowers the error of a small step across a kink; returns its change as well.
@@ -231,7 +217,7 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
             return jax.tree.map(lambda a, b: jnp.where(again, a, b), retry, proposed)
 
         state = _ControllerState(
-            choose(before.log_ratio, state.log_ratio),
+            choose(before.history, state.history),
             choose(before.intended, state.intended),
             jnp.where(again, True, state.landed),
             jnp.where(keep & ~again, excess, before.excess),
@@ -262,3 +248,29 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
         reaches, nears = step >= gap, 2 * step > gap
         end = jnp.where(reaches, target, start + jnp.where(nears, gap / 2, step))
         return end, reaches | nears
+
+
+def _next_step(
+    ratio: RealScalar,
+    keep: BoolScalar,
+    step: RealScalar,
+    last: _History,
+    error_order: float | int,
+) -> tuple[RealScalar, _History]:
+    """Returns the next step; `ratio` is e_n, inf where it is not a number."""
+    regular = (ratio > 0) & jnp.isfinite(ratio)
+    log_ratio = jnp.log(jnp.where(regular, ratio, 1))
+    trend = jnp.exp((last.log_ratio - log_ratio) / error_order)
+    known = keep & (last.step > 0)
+    trend = jnp.where(known, trend * step / jnp.where(known, last.step, 1), 1)
+    factor = _SAFETY * jnp.exp(-log_ratio / error_order) * jnp.minimum(1, trend)
+    # An error of zero asks for the longest step; one that is no number tells nothing.
+    factor = jnp.where(regular, factor, jnp.where(keep, _MOST, _LEAST))
+    longest = jnp.where(keep, jnp.where(last.retrying, 1, _MOST), _SAFETY)
+    factor = jax.lax.stop_gradient(jnp.clip(factor, _LEAST, longest))
+    history = _History(
+        jnp.where(keep, jnp.where(regular, step, 0), last.step),
+        jnp.where(keep, log_ratio, last.log_ratio),
+        ~keep,
+    )
+    return step * factor.astype(step.dtype), jax.lax.stop_gradient(history)

@@ -4,8 +4,6 @@ Shared by the two that integrate: `_leg`, through `diffeqsolve`, and `_stepper`,
 step.
 """
 
-from typing import Any
-
 import diffrax
 import equinox as eqx
 import jax
@@ -159,12 +157,4 @@ def controller(
         landings,
         excess=segment.excess if segment.awaits_event else None,
         crosses=None if problem.flow.is_smooth else problem.crosses_kink,
-        **_pid_coefficients(method.solver),
     )
-
-
-def _pid_coefficients(solver: diffrax.AbstractSolver) -> dict[str, Any]:
-    """PI control for explicit methods, which run at their stability limit late on."""
-    if isinstance(solver, diffrax.AbstractImplicitSolver):
-        return {}
-    return {"pcoeff": 0.2, "icoeff": 0.4}
