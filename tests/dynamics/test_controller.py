@@ -167,10 +167,11 @@ def test_a_blow_up_is_followed_without_rejecting_every_second_step():
     def count(control):
         solution = diffrax.diffeqsolve(
             diffrax.ODETerm(square), diffrax.Dopri8(), 0.0,
-            1 - 1e-9, None, jnp.ones(1), stepsize_controller=control,
+            1 - 1e-5, None, jnp.ones(1), stepsize_controller=control,
         )  # fmt: skip
         # The solution 1/(1 - t) magnifies errors as it magnifies time.
-        np.testing.assert_allclose(solution.ys[-1], 1e9, rtol=1e-2)
+        assert solution.ys is not None
+        np.testing.assert_allclose(solution.ys[-1], 1e5, rtol=1e-2)
         return {k: int(v) for k, v in solution.stats.items() if "steps" in k}
 
     ours = count(RelativeController(relative_to_start, jnp.asarray(1e-8), jnp.zeros(0)))

@@ -152,7 +152,8 @@ class RelativeController(diffrax.AbstractAdaptiveStepSizeController):
             ratio, change = self._tolerate(ratio, y0, y1_candidate)
         keep = ratio < 1
         history = controller_state.history
-        step, history = _next_step(ratio, keep, t1 - t0, history, error_order)
+        tried = jnp.asarray(t1 - t0)
+        step, history = _next_step(ratio, keep, tried, history, float(error_order))
         next_t0 = jnp.where(keep, t1, t0)
         if change is not None:
             # Never below what may be accepted unchecked.
@@ -255,7 +256,7 @@ def _next_step(
     keep: BoolScalar,
     step: RealScalar,
     last: _History,
-    error_order: float | int,
+    error_order: float,
 ) -> tuple[RealScalar, _History]:
     """Returns the next step; `ratio` is e_n, inf where it is not a number."""
     regular = (ratio > 0) & jnp.isfinite(ratio)

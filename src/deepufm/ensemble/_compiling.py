@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 from jaxtyping import PyTree
@@ -27,7 +27,8 @@ def _call(function: Callable[..., PyTree], *args: PyTree) -> PyTree:
     return function(*args)
 
 
-_on_cpu = eqx.filter_jit(_call, compiler_options=_CPU_OPTIONS)
+# Equinox hands on what it does not know to `jax.jit`.
+_on_cpu = cast(Any, eqx.filter_jit)(_call, compiler_options=_CPU_OPTIONS)
 _elsewhere = eqx.filter_jit(_call)
 
 

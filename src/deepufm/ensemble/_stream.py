@@ -351,6 +351,8 @@ def for_lanes(method: Method, native: bool) -> Method:
 
 def is_native(flow: AbstractFlow, method: Method) -> bool:
     """Returns whether the steps of this flow broadcast over lanes."""
-    explicit = isinstance(method.solver, diffrax.AbstractERK)
+    explicit = isinstance(method.solver, diffrax.AbstractERK) and isinstance(
+        method.solver.tableau, diffrax.ButcherTableau
+    )
     timed = isinstance(method.clock, AbstractTimeClock)
     return explicit and timed and flow.takes_lanes

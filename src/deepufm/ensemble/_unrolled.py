@@ -21,7 +21,7 @@ class Unrolled(diffrax.AbstractSolver):
 
     The solver's state is the velocity at the start of a step.
 
-    **Arguments:** `solver`, one of diffrax's explicit solvers for ODEs.
+    **Arguments:** `solver`, one of diffrax's explicit solvers with one tableau.
     """
 
     solver: diffrax.AbstractERK
@@ -45,6 +45,7 @@ class Unrolled(diffrax.AbstractSolver):
         """Takes a step: the state after it, its error, none, the velocity, success."""
         del made_jump
         tableau = self.solver.tableau
+        assert isinstance(tableau, diffrax.ButcherTableau)
         stages = [solver_state]
         step = t1 - t0
 
