@@ -158,7 +158,8 @@ def numbalsoda_peers(tiny: bool) -> list[Contender]:
         exp = "" if vectorised else ", C's exp"
         name = f"numbalsoda {solver}{exp}"
         like = None if vectorised else f"numbalsoda {solver}"
-        return Contender(name, "numbalsoda", run, MOST_NUMBALSODA, like)
+        # A family of its own: what one writes at first, beside what can be had.
+        return Contender(name, f"numbalsoda{exp}", run, MOST_NUMBALSODA, like)
 
     kinds = [("dop853", True)]
     if not tiny:

@@ -16,6 +16,8 @@ K = 16, depths drawn from 1 to 8, starts as in P1 Figure 4.
 (growth) Time and peak memory over members and over classes.
 (widths) Time of a lane-step over lanes, and over how often they are looked at.
 (strategies) Lanes, vmap and one after the other, of several flows.
+(ablation) What step control, written-out stages and options of the compiler are worth:
+    each undone alone, and all of them, at equal error.
 
 All parts take most of an hour on two cores; `--tiny` runs the first two.
 
@@ -27,6 +29,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from _bulk import Contender, Problem, best_of, draw, reference
+from _bulk_ablation import ablation
 from _bulk_hosts import Processes
 from _bulk_parts import PARTS, waste
 from _bulk_peers import (
@@ -45,7 +48,7 @@ from deepufm.ensemble import Strategy
 
 TARGETS = (1e-4, 1e-5, 1e-6)
 CHUNK = 256
-FAMILIES = ("SciPy", "odeint", "vmap", "numbalsoda")
+FAMILIES = ("SciPy", "odeint", "vmap", "numbalsoda", "numbalsoda, C's exp")
 
 
 def contenders(tiny: bool, large: int, processes: Processes) -> list[Contender]:
@@ -171,7 +174,8 @@ def main(argv: Sequence[str] | None = None) -> dict:
         "members": (1000, "how many, for all"),
         "large": (100_000, "how many, for the best of each"),
     }
-    parts = ["compare", "waste", *PARTS]
+    others = PARTS | {"ablation": ablation}
+    parts = ["compare", "waste", *others]
     args = options("Times ensemble beside its peers.", argv, parts, sizes)
     chosen = parts[:2] if args.tiny else parts
     result: dict[str, object] = {}
@@ -181,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> dict:
         elif name == "waste":
             result[name] = waste(args.tiny)
         else:
-            result[name] = PARTS[name]()
+            result[name] = others[name]()
     return write(args.out, "ensemble", result)
 
 

@@ -40,8 +40,12 @@ from .analysis import (
     replicator as replicator,
     residual_energy as residual_energy,
     reverse_kl_from_uniform as reverse_kl_from_uniform,
+    schatten_objective as schatten_objective,
     singular_values as singular_values,
     smoothed_parameter_margin as smoothed_parameter_margin,
+    structure_objective as structure_objective,
+    structure_rank as structure_rank,
+    tie_depth as tie_depth,
     uniform_distance as uniform_distance,
 )
 from .dynamics import (

@@ -151,7 +151,8 @@ def test_full_ensemble_agrees_with_solve_and_descent(outcome):
 
 def test_accelerator_script_keeps_to_its_time(tmp_path, outcome):
     # After those whose compiled programs it uses again.
-    outcome("bench_ensemble"), outcome("bench_full_ensemble")
+    outcome("bench_ensemble")
+    outcome("bench_full_ensemble")
     script = _load("gpu_ensemble")
     result = script.main(["--tiny", "--out", str(tmp_path / "out.json")])
     assert json.loads((tmp_path / "out.json").read_text()) == result

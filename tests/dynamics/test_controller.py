@@ -132,7 +132,7 @@ def taken(steering, ratios, order=5.0):
 
 
 def test_steps_follow_the_trend_of_accepted_errors():
-    """By hand: e h^-5 grew 8 times from one step to the next, and would once more."""
+    """By hand: e h^-5 grew from one step to the next, and would as much again."""
     steps, kept = taken(controller(()), [0.1, 0.1, 0.8])
     assert kept == [True, True, True]
     alone = 0.9 * 0.1**-0.2
@@ -158,7 +158,7 @@ def test_no_step_grows_after_a_rejection_and_the_limits_hold():
 
 
 def test_a_blow_up_is_followed_without_rejecting_every_second_step():
-    """y' = y², a fixed factor a step; PI control rejects a third of the steps."""
+    """y' = y², a fixed factor a step; PI control rejects nearly every second one."""
 
     def square(t, y, args):
         del t, args
@@ -177,5 +177,5 @@ def test_a_blow_up_is_followed_without_rejecting_every_second_step():
     ours = count(RelativeController(relative_to_start, jnp.asarray(1e-8), jnp.zeros(0)))
     theirs = count(diffrax.PIDController(rtol=1e-8, atol=0.0, pcoeff=0.2, icoeff=0.4))
     assert ours["num_rejected_steps"] <= 0.1 * ours["num_steps"]
-    assert theirs["num_rejected_steps"] >= 0.25 * theirs["num_steps"]
-    assert ours["num_steps"] < 0.8 * theirs["num_steps"]
+    assert theirs["num_rejected_steps"] >= 0.4 * theirs["num_steps"]
+    assert ours["num_steps"] < 0.6 * theirs["num_steps"]

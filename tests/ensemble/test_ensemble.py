@@ -130,6 +130,36 @@ def test_derivatives_by_the_start_pass_through_lanes():
     assert np.abs(slope).min() > 0.1
 
 
+def test_derivative_by_the_time_is_the_velocity():
+    """The stop alone is traced: no thread may see it."""
+    flow, start = flow_of(DEPTHS[1]), starts()[1:2].repeat(2, axis=0)
+
+    def final(log_time):
+        stop = ufm.FinalTime(log=log_time)
+        return ensemble(flow, None, start, stop=stop, solver=diffrax.Bosh3()).final
+
+    log_time = jnp.log(20.0)
+    value, slope = jax.jvp(final, (log_time,), (jnp.ones(()),))
+    want = jax.vmap(lambda log_a: flow.velocity(log_a, log_time))(value)
+    np.testing.assert_allclose(slope, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_single_precision_stays_so_in_threads(path, x64):
+    """Whether doubles are there or not: threads start without this setting."""
+    with jax.enable_x64(x64):
+        depths = jnp.asarray(np.asarray(DEPTHS, np.float32))
+        got = ensemble(
+            flow_of, depths, jnp.asarray(np.asarray(starts(), np.float32)),
+            lanes=LANES, stop=ufm.FinalTime(1e6), solver=diffrax.Bosh3(),
+        )  # fmt: skip
+        assert got.final.dtype == got.final_log_time.dtype == jnp.float32
+        reached = np.asarray(got.outcome == Outcome.reached)
+        final = np.asarray(got.final)
+    assert np.all(reached)
+    np.testing.assert_allclose(final, path.final, atol=3e-3)
+
+
 def test_derivatives_past_an_event_are_refused():
     """The time of the event depends on the start; steps alone do not see that."""
 

@@ -17,7 +17,7 @@ from deepufm.ensemble import Members, compiled, ensemble, make_share
 COUNT, LANES = 600, 32
 BUDGET = 400  # at 1e-8 an ordinary member takes a quarter of that
 BROKEN, HARD, TWIN = 17, 63, 50
-# Three escapes, each sharper than the tolerance likes: 780 steps.
+# Three escapes, each sharper than the tolerance likes: more steps than the budget.
 HARD_START, HARD_DEPTH = np.log([1e-6, 1e-7, 1e-8]), 8.0
 
 
@@ -136,7 +136,7 @@ def test_one_hard_member_does_not_keep_all_lanes(share):
     path, computed = run(Members(jax.vmap(flow_of)(depths), starts), jnp.asarray(count))
     steps = np.asarray(path.stats.num_steps[:count])
     assert steps[-1] == BUDGET > 4 * np.median(steps)
-    assert computed[0] <= 1.5 * steps.sum()  # 2.4 otherwise
+    assert computed[0] <= 1.5 * steps.sum()  # 2 and more otherwise
 
 
 def test_members_that_do_not_count_are_not_integrated(share):

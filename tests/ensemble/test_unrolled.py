@@ -46,6 +46,24 @@ def test_two_steps_are_those_of_the_loop_over_stages(solver):
     assert unrolled.error_order(term) == plain.error_order(term)
 
 
+def test_single_precision_stays_so():
+    term, solver = diffrax.ODETerm(decay), Unrolled(diffrax.Dopri5())
+    t0, t1, y = (jnp.asarray(x, jnp.float32) for x in (0.5, 0.7, [1.0, 2.0]))
+    state = solver.init(term, t0, t1, y, None)
+    y1, error, _, state, _ = solver.step(term, t0, t1, y, None, state, False)
+    assert y1.dtype == error.dtype == state.dtype == jnp.float32
+
+
+def test_no_number_stays_none():
+    """At a time that is none the step is none, and no step of zero velocity."""
+    term, solver = diffrax.ODETerm(decay), Unrolled(diffrax.Dopri5())
+    t0, t1, y = jnp.asarray(jnp.nan), jnp.asarray(0.7), jnp.ones(2)
+    state = solver.init(term, t0, t1, y, None)
+    y1, error, *_ = solver.step(term, t0, t1, y, None, state, False)
+    assert np.all(np.isnan(y1))
+    assert np.all(np.isnan(error))
+
+
 def decay(t, y, args):
     """Decays faster and faster."""
     del args

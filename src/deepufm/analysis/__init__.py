@@ -12,6 +12,12 @@ from ._collapse import (
     off_diagonal_energy as off_diagonal_energy,
     residual_energy as residual_energy,
 )
+from ._landscape import (
+    schatten_objective as schatten_objective,
+    structure_objective as structure_objective,
+    structure_rank as structure_rank,
+    tie_depth as tie_depth,
+)
 from ._margin import (
     logit_margin as logit_margin,
     logit_margin_from_log as logit_margin_from_log,

@@ -234,9 +234,10 @@ def _report_failures(failures: "list[Failure]") -> None:
 
 
 def _executor(workers: int | None):
-    import os
     from concurrent.futures import ThreadPoolExecutor
+
+    from ..ensemble import available_cores
 
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1, but is {workers}.")
-    return ThreadPoolExecutor(workers or os.cpu_count() or 1)
+    return ThreadPoolExecutor(workers or available_cores())

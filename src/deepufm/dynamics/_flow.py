@@ -44,7 +44,8 @@ def scaled(direction: State, log_pace: Lanes) -> State:
 def bounded_exp(log_pace: Array) -> Array:
     """Returns exp(log_pace), but no infinity.
 
-    At rest the direction is 0 and the pace of a clock may be anything: 0·inf.
+    What it multiplies may be 0: at rest, where the pace of a clock may be anything, and
+    where a mode's own rate has underflowed.
     """
     return jnp.exp(jnp.minimum(log_pace, jnp.log(jnp.finfo(log_pace.dtype).max)))
 
@@ -77,8 +78,8 @@ class AbstractFlow(eqx.Module):
     # Whether states are logarithms, so that an entry of -inf, or at `dead_level`, never
     # moves.
     log_state: eqx.AbstractClassVar[bool]
-    # Whether `__call__` also takes many states at once, lanes last, and then parameters
-    # with a lane axis last; `ensemble` maps it otherwise.
+    # Whether `__call__` and `velocity` also take many states at once, lanes last, and
+    # then parameters with a lane axis last; `ensemble` maps them otherwise.
     takes_lanes: ClassVar[bool] = False
 
     @abc.abstractmethod

@@ -11,5 +11,8 @@ from ._ensemble import (
     make_share as make_share,
 )
 from ._processes import join_processes as join_processes
-from ._spread import may_run_together as may_run_together
+from ._spread import (
+    available_cores as available_cores,
+    may_run_together as may_run_together,
+)
 from ._stream import Members as Members

@@ -9,9 +9,8 @@ from jaxtyping import PyTree
 
 # What a CPU is asked for. Vectors of 512 bits: XLA prefers 256 even where there are
 # longer ones, and half of a reduced flow's time are exponentials. And kernels one after
-# the other: they take microseconds, so that handing one to another core costs more than
-# it, and the other core has members of its own (`_spread`). Together some 40 % of the
-# time of Dopri8's steps (benchmarks/bench_ensemble.py).
+# the other: they take microseconds, and handing one to another core costs more than it
+# (part `ablation` of benchmarks/bench_ensemble.py). In jaxlib 0.8 and later.
 _CPU_OPTIONS = {
     "xla_cpu_prefer_vector_width": "512",
     "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",

@@ -48,6 +48,7 @@ class Share(eqx.Module):
     width: int = eqx.field(static=True)
     observe: Observe | None = eqx.field(static=True)
     keep_states: bool = eqx.field(static=True)
+    platform: str = eqx.field(static=True)
 
     def __call__(
         self, members: Members, valid: IntScalar
@@ -70,7 +71,8 @@ class Share(eqx.Module):
             return _if_any(valid, mapped, members), none
 
         native = is_native(members.flows, self.method)
-        stream = Stream(for_lanes(self.method, native), self.width, native)
+        method = for_lanes(self.method, native and self.platform == "cpu")
+        stream = Stream(method, self.width, native)
         legs, computed = stream(members, valid)
         legs = members.flows, legs
         if self.observe is None:
@@ -142,7 +144,7 @@ def ensemble(
         keep_states=keep_states, solver=solver, rtol=rtol, max_steps=max_steps,
         lanes=lanes, strategy=strategy, platform=platform,
     )  # fmt: skip
-    traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(members))
+    traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((members, share)))
     if traced:
         return share(members, jnp.asarray(members.count))[0]
     if devices is None and platform != "cpu":
@@ -192,7 +194,8 @@ def make_share(
         strategy = default_strategy(first.starts, method, platform)
     if lanes is None:
         lanes = default_lanes(first.flows, first.starts, method, platform)
-    return Share(method, strategy, checked_lanes(lanes), observe, keep_states)
+    width = checked_lanes(lanes)
+    return Share(method, strategy, width, observe, keep_states, platform)
 
 
 def make_members(flow_of, params: PyTree, y0: State) -> Members:

@@ -34,6 +34,12 @@ def may_run_together(solver: diffrax.AbstractSolver, platform: str) -> bool:
     return not (implicit and platform == "cpu")
 
 
+def available_cores() -> int:
+    """Returns the cores this process may use, which a batch system may limit."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
 def over_cores(
     run: Callable[..., PyTree], members: Members, solver: diffrax.AbstractSolver
 ) -> PyTree:
@@ -43,9 +49,7 @@ def over_cores(
     that threads share the cores.
     """
     run = compiled(run, "cpu")
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    shares = min(cores, members.count)
+    shares = min(available_cores(), members.count)
     if shares == 1 or not may_run_together(solver, "cpu"):
         return run(members, jnp.asarray(members.count))
     return _over_threads(run, members, [None] * shares, shares)
@@ -136,13 +140,17 @@ def _over_threads(
     shares = len(devices)
     dealt = _dealt(members, shares)
     numbers = _numbers(members.count, shares)
+    # Threads start with none of the settings that hold where `with` has changed them.
+    x64 = jnp.zeros(()).dtype == jnp.float64
+    here = next(iter(jnp.zeros(()).devices()))
 
     def share(i: int, number: int) -> PyTree:
-        part = jax.tree.map(lambda x: x[i], dealt), np.asarray(number)
-        part = jax.device_put(part, devices[i])
-        return jax.device_get(run(*part))
+        with jax.enable_x64(x64):
+            part = jax.tree.map(lambda x: x[i], dealt), np.asarray(number)
+            part = jax.device_put(part, here if devices[i] is None else devices[i])
+            return jax.device_get(run(*part))
 
-    # With no member to integrate: compiles, once, before threads would all do so.
+    # With no member to integrate: compiles before threads would all do so.
     share(0, 0)
     with ThreadPoolExecutor(threads) as pool:
         done = list(pool.map(share, range(shares), numbers))

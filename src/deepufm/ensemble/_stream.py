@@ -47,13 +47,14 @@ from ..dynamics import (
 from ._unrolled import Unrolled
 
 # Lanes that are done wait for this many steps at most.
-_CHECK_EVERY = 8
-# When no member waits, lanes get fewer: these numbers, each a program of its own, where
-# it is at most so much of the one before. In between there is nothing to win on a CPU,
-# whose compiler does not vectorise exponentials over 2 to 32 lanes.
-_NARROWER = (40, 1)
-_SHARE = 0.5
-# Fewer lanes than these stay.
+_CHECK_EVERY = 4
+# When no member waits and few lanes still run, those go on in a narrower program, of
+# this part of the lanes. Native ones are no fewer than are worth it, and in the end one:
+# XLA (jaxlib 0.10) does not vectorise exponentials over 2 to 32 lanes on a CPU, where a
+# step of 16 costs as much as one of 40 (part `widths` of benchmarks/bench_ensemble.py).
+# Programs must be compiled: below some number lanes stay.
+_SHRINK = 8
+_WORTH_IT = 40
 _SHRINKABLE = 32
 
 
@@ -112,15 +113,14 @@ class Stream(eqx.Module):
         **Returns:** their orbits, leading with the member axis; the number of
         lane-steps that were computed, those of lanes that were done included.
         """
-        widths = [min(self.width, members.count)]
-        if widths[0] >= _SHRINKABLE:
-            widths += [w for w in _NARROWER if w <= _SHARE * widths[0]]
+        widths = _widths(min(self.width, members.count), self.native)
         pool = self._open(members, valid, widths[0])
         for width, narrower in zip(widths, [*widths[1:], 0]):
             pool = _narrowed(pool, width, members.count, self._axis)
             pool = self._run(pool, members, valid, narrower)
         results = pool.results
-        rows, nothing = results.rows, jnp.zeros(results.written.shape)
+        rows = results.rows
+        nothing = jnp.zeros(results.written.shape, results.last.reading.dtype)
         leg = Leg(
             written=results.written,
             readings=nothing if rows is None else rows.reading,
@@ -298,6 +298,16 @@ class Stream(eqx.Module):
         )
 
 
+def _widths(width: int, native: bool) -> list[int]:
+    """Returns the numbers of lanes of the programs, one after the other."""
+    if width < _SHRINKABLE:
+        return [width]
+    if not native:
+        return [width, width // _SHRINK]
+    narrower = [max(width // _SHRINK, _WORTH_IT)] if width >= 2 * _WORTH_IT else []
+    return [width, *narrower, 1]
+
+
 def _handed_in(results: _Results, to, last: Point, outcome, stats) -> _Results:
     """Writes the results of lanes to the rows `to` of their members."""
     new = (last, outcome, stats)
@@ -335,12 +345,12 @@ def _where(mask, a: PyTree, b: PyTree, axis: int) -> PyTree:
     return jax.tree.map(choose, a, b)
 
 
-def for_lanes(method: Method, native: bool) -> Method:
+def for_lanes(method: Method, unrolled: bool) -> Method:
     """Returns a method whose steps have forward-mode derivatives, and are quick.
 
     Left to itself diffrax scans over stages in a way that has reverse mode alone.
     """
-    if native:
+    if unrolled:
         solver = Unrolled(cast(diffrax.AbstractERK, method.solver))
         return eqx.tree_at(lambda m: m.solver, method, solver)
     if getattr(method.solver, "scan_kind", "lax") is not None:

@@ -1,9 +1,10 @@
 """Explicit Runge-Kutta methods with their stages written out, for lanes.
 
 diffrax scans over the stages of a tableau, and copies all of them at each. Written out,
-each combination of stages is one pass over a state, and a step of lanes takes 0.75 of
-the time (benchmarks/bench_ensemble.py). The price is a copy of the vector field a stage
-in the program, which only one as small as a reduced flow's can pay.
+each combination of stages is one pass over a state (part `ablation` of
+benchmarks/bench_ensemble.py). The price is a copy of the vector field a stage in the
+program, which only one as small as a reduced flow's can pay. For CPUs: what keeps XLA
+from taking stages apart again is cheap there alone.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from jaxtyping import Array, PyTree
 class Unrolled(diffrax.AbstractSolver):
     """The explicit method of a diffrax solver; its interpolant is left behind.
 
-    The solver's state is the velocity at the start of a step.
+    The solver's state is the velocity at the start of a step. Times are at least 0.
 
     **Arguments:** `solver`, one of diffrax's explicit solvers with one tableau.
     """
@@ -49,9 +50,10 @@ class Unrolled(diffrax.AbstractSolver):
         stages = [solver_state]
         step = t1 - t0
 
-        # True, but XLA cannot know: what a branch returns it must store. It would fuse
-        # a stage into all that use it, and take its exponentials again in each.
-        begun = jnp.any(t0 >= 0)
+        # True (of NaN as well), but XLA cannot know: what a branch returns it must
+        # store. It would fuse a stage into all that use it, and take its exponentials
+        # again in each.
+        begun = ~jnp.all(t0 < 0)
 
         def stored(function: Callable[[], PyTree[Array]]) -> PyTree[Array]:
             zeros = jax.tree.map(jnp.zeros_like, y0)
@@ -67,7 +69,7 @@ class Unrolled(diffrax.AbstractSolver):
         y1 = y0
         for weights, node in zip(tableau.a_lower, tableau.c):
             y1 = after(weights)
-            stages.append(velocity(t0 + node * step, y1))
+            stages.append(velocity(t0 + float(node) * step, y1))
         # The last stage may be the step itself, and its velocity the next one's first.
         if not tableau.ssal:
             y1 = after(tableau.b_sol)

@@ -1,5 +1,6 @@
 """Running a sweep: batches through an executor, written as soon as they are done."""
 
+import collections
 import contextlib
 import functools
 import os
@@ -26,6 +27,7 @@ from ..dynamics import FinalTime, Path, check_solve, default_solver
 from ..ensemble import (
     Members,
     Strategy,
+    available_cores,
     compiler_options,
     make_share,
     may_run_together,
@@ -80,7 +82,7 @@ def run_sweep(
     try:
         check_spec(spec)
         if executor is None:
-            executor = own = ThreadPoolExecutor(os.cpu_count() or 1)
+            executor = own = ThreadPoolExecutor(available_cores())
         pending = set(store.pending())
         x64 = jnp.zeros(()).dtype == jnp.float64
         for batch in batches(spec):
@@ -225,8 +227,20 @@ def _arguments(rows: list[Row]) -> tuple[jax.Array, ...]:
 
 
 Program = Callable[[list[Row]], dict[str, np.ndarray]]
-_programs: dict[tuple, Program] = {}
-_compiling = threading.Lock()
+
+
+class _Slot:
+    """A program, or room for one: whoever comes first compiles it, others wait."""
+
+    def __init__(self):
+        self.compiling = threading.Lock()
+        self.program: Program | None = None
+
+
+# The latest used last; those used longest ago go.
+_programs: collections.OrderedDict[tuple, _Slot] = collections.OrderedDict()
+_MOST_PROGRAMS = 64
+_filing = threading.Lock()
 _integrating = threading.Lock()  # held by programs that must run alone
 
 
@@ -241,10 +255,15 @@ def _program(spec: SweepSpec, shape: Shape, size: int) -> Program:
         spec.saves,
     )  # fmt: skip
     key = (shape, size, pickle.dumps(parts), str(jnp.zeros(()).dtype))
-    with _compiling:
-        if key not in _programs:
-            _programs[key] = _compile(spec, shape, size)
-        return _programs[key]
+    with _filing:
+        slot = _programs.setdefault(key, _Slot())
+        _programs.move_to_end(key)
+        if len(_programs) > _MOST_PROGRAMS:
+            _programs.popitem(last=False)
+    with slot.compiling:
+        if slot.program is None:
+            slot.program = _compile(spec, shape, size)
+        return slot.program
 
 
 def _compile(spec: SweepSpec, shape: Shape, size: int) -> Program:
