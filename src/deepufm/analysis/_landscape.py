@@ -112,8 +112,10 @@ def tie_depth(first: Structure, second: Structure, num_classes: int) -> float:
         return math.inf
     if excess(0.0) * excess(2.0) > 0:
         return math.nan
-    root = scipy.optimize.brentq(excess, 0.0, 2.0, xtol=1e-300, rtol=1e-15)
-    return 2 / root - 1
+    found = scipy.optimize.root_scalar(
+        excess, method="brentq", bracket=(0.0, 2.0), xtol=1e-300, rtol=1e-15
+    )
+    return 2 / found.root - 1
 
 
 def _spectrum(structure: Structure, num_classes: int) -> tuple[np.ndarray, np.ndarray]:

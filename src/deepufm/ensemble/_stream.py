@@ -49,8 +49,8 @@ from ._unrolled import Unrolled
 # Lanes that are done wait for this many steps at most.
 _CHECK_EVERY = 4
 # When no member waits and few lanes still run, those go on in a narrower program, of
-# this part of the lanes. Native ones are no fewer than are worth it, and in the end one:
-# XLA (jaxlib 0.10) does not vectorise exponentials over 2 to 32 lanes on a CPU, where a
+# this part of the lanes. Native ones are no fewer than are worth it, and one in the
+# end: XLA (jaxlib 0.10) does not vectorise exponentials over 2 to 32 lanes on a CPU; a
 # step of 16 costs as much as one of 40 (part `widths` of benchmarks/bench_ensemble.py).
 # Programs must be compiled: below some number lanes stay.
 _SHRINK = 8
