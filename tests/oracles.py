@@ -6,6 +6,9 @@
 - `trajectories()`: P2 Fig. 1, P1 Fig. 10 and a fixed 15-vector at depths 2 and 3, to
   t = 1e10; Taylor series of order 40 in mpmath, 26 digits. This table and the one
   before lie in `oracles.json`, rounded to doubles.
+- `kkt_points()`: all stationary points of min sum a^{2/(L+1)}, Psi a >= 1, for K = 4
+  and 8, one of each orbit, isolated ones; by supports and active sets, Newton with 40
+  digits, and linear programs. In `oracles.json` as well.
 - `DNC_RAY`: log t at given height on the ray a = mu·1; mpmath, 50 digits.
 - `P2_COUNTEREXAMPLES`: mpmath, 60 digits, at exactly the doubles given.
 - `FULL_FLOW`: the matrix flow against the reduced one; NumPy and SciPy, DOP853 at 1e-13
@@ -25,6 +28,10 @@ _TABLES = json.loads((pathlib.Path(__file__).parent / "oracles.json").read_text(
 
 def rates() -> list[dict[str, Any]]:
     return _TABLES["rates"]
+
+
+def kkt_points() -> list[dict[str, Any]]:
+    return _TABLES["kkt_points"]
 
 
 def trajectories() -> list[dict[str, Any]]:

@@ -12,6 +12,8 @@ Double precision is the user's choice, as everywhere in JAX:
 
 from .analysis import (
     Balancedness as Balancedness,
+    ReducedKKT as ReducedKKT,
+    Verdict as Verdict,
     alignment as alignment,
     balancedness_defects as balancedness_defects,
     balancedness_matrices as balancedness_matrices,
@@ -37,6 +39,7 @@ from .analysis import (
     numerical_rank as numerical_rank,
     off_diagonal_energy as off_diagonal_energy,
     parameter_margin as parameter_margin,
+    reduced_kkt as reduced_kkt,
     replicator as replicator,
     residual_energy as residual_energy,
     reverse_kl_from_uniform as reverse_kl_from_uniform,

@@ -34,6 +34,11 @@ from ._mirror import (
     mirror_potential as mirror_potential,
     replicator as replicator,
 )
+from ._reduced_kkt import (
+    ReducedKKT as ReducedKKT,
+    Verdict as Verdict,
+    reduced_kkt as reduced_kkt,
+)
 from ._spectrum import (
     effective_rank as effective_rank,
     effective_rank_from_log as effective_rank_from_log,

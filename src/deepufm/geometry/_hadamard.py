@@ -111,7 +111,7 @@ def psi_lanes(v: ModeLanes) -> ModeLanes:
 
 
 def psi_and_sum(v: ModeLanes) -> tuple[ModeLanes, LaneRow]:
-    """Returns Psi v and the sum of v, which comes with it at no cost; no checks."""
+    """Returns Psi v and the sum of v, which comes with it; no checks."""
     dense = v.shape[0] + 1 <= _DENSE_UP_TO
     sums = _sums_dense(v) if dense else _sums_by_parity(v)
     return sums[1:], sums[:1]
