@@ -81,6 +81,14 @@ def test_metrics_of_a_row_are_those_of_its_solve(path, solved, i):
             )
 
 
+def test_paths_are_printed_by_how_many_ended_how(path):
+    steps = path.stats.num_steps
+    assert str(path) == (
+        f"7 paths: 7 reached; {np.mean(steps):.6g} steps on average, {np.max(steps)} "
+        "at most"
+    )
+
+
 def test_rows_are_the_orbits_of_another_integrator(path):
     for i in (0, 2, 4):
         want = reduced_to_time(starts()[i], DEPTHS[i], path.log_time[i, 1:])
@@ -186,6 +194,17 @@ BAD = {
     "params with one flow": (flow_of(2.0), jnp.ones(3), FEW, {}, "must be None"),
     "no flow": (lambda depth: 2 * depth, jnp.ones(3), FEW, {}, "must return a flow"),
     "no lanes": (flow_of(2.0), None, FEW, {"lanes": 0}, "at least 1, but is 0"),
+    "half a lane": (flow_of(2.0), None, FEW, {"lanes": 7.5}, "`lanes` .*whole number"),
+    "lanes without lanes": (
+        flow_of(2.0), None, FEW, {"lanes": 2, "strategy": Strategy.VMAP}, "no lanes",
+    ),
+    "a strategy by name": (
+        flow_of(2.0), None, FEW, {"strategy": "vmap"}, r"one of Strategy\.LANES.*vmap",
+    ),
+    "one depth below 1": (
+        flow_of, jnp.asarray([1.0, 2.0, 0.5]), FEW, {},
+        "Member 2 of 3: .*`depth` must be at least 1",
+    ),
     "a start of wrong shape": (
         flow_of(2.0), None, jnp.ones((3, 4)), {}, r"must have shape \(3,\)",
     ),

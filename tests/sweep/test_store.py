@@ -95,6 +95,10 @@ def test_opening_what_is_no_sweep_says_so(tmp_path):
     xr.Dataset({"x": 1}).to_zarr(tmp_path / "x.zarr", zarr_format=3, consolidated=False)
     with pytest.raises(ValueError, match="no deepufm sweep"):
         open_sweep(tmp_path / "x.zarr")
+    path = xr.Dataset({"x": 1}, attrs={"format": "deepufm-path-1"})
+    path.to_zarr(tmp_path / "p.zarr", zarr_format=3, consolidated=False)
+    with pytest.raises(ValueError, match="but the one path of a `deepufm solve`"):
+        open_sweep(tmp_path / "p.zarr")
 
 
 @pytest.mark.parametrize("name", OUTCOMES[1:])

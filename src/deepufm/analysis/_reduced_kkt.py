@@ -96,39 +96,42 @@ def reduced_kkt(
     **Raises:** `ValueError` for a depth below 1 or not finite, or modes that are
     negative, not finite, or all zero.
     """
-    a = np.asarray(a, float)
-    if not (np.all(np.isfinite(a)) and np.all(a >= 0) and np.any(a > 0)):
+    modes = np.asarray(a, float)
+    if not (np.all(np.isfinite(modes)) and np.all(modes >= 0) and np.any(modes > 0)):
         raise ValueError(
             "Argument `a` must hold finite modes, none negative and one positive, but "
-            f"is {a}."
+            f"is {modes}."
         )
     if not 1 <= depth < np.inf:
         raise ValueError(
             f"Argument `depth` must be finite and at least 1, but is {depth}."
         )
-    psi = np.asarray(psi_matrix(a.shape[0] + 1))
+    psi = np.asarray(psi_matrix(modes.shape[0] + 1))
     power = 2 / (depth + 1)
-    support = a > zero * np.max(a)
-    margins = psi @ np.where(support, a, 0)
+    support = modes > zero * np.max(modes)
+    living = np.where(support, modes, 0)
+    margins = psi @ living
     least = np.min(margins)
     if least <= 0:
-        nothing = np.full_like(a, np.nan)
+        nothing = np.full_like(modes, np.nan)
         return ReducedKKT(
             nothing, nothing, nothing, np.nan, support, margins <= 0, np.nan,
             Verdict.INFEASIBLE,
         )  # fmt: skip
-    a, margins = np.where(support, a, 0) / least, margins / least
+    point, margins = living / least, margins / least
     active = margins <= 1 + tie
-    duals, stationarity = _duals(psi, a, power, support, active)
+    duals, stationarity = _duals(psi, point, power, support, active)
     residual = max(stationarity, float(np.max(np.abs(margins[active] - 1))))
     if residual > tolerance:
         verdict = Verdict.NOT_STATIONARY
-    elif _is_strict(psi, a, power, support, active):
+    elif _is_strict(psi, point, power, support, active):
         verdict = Verdict.MINIMUM
     else:
         verdict = Verdict.SADDLE
-    objective = float(np.sum(a[support] ** power))
-    return ReducedKKT(a, margins, duals, objective, support, active, residual, verdict)
+    objective = float(np.sum(point[support] ** power))
+    return ReducedKKT(
+        point, margins, duals, objective, support, active, residual, verdict
+    )
 
 
 def _duals(psi, a, power, support, active) -> tuple[np.ndarray, float]:

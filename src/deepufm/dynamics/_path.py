@@ -65,10 +65,21 @@ class Path(eqx.Module):
         return self.log_time / np.log(10.0)
 
     def __str__(self) -> str:
-        """One line for a single path; the fields for a batch, or under `jit`."""
-        if isinstance(self.num_saved, Tracer) or self.num_saved.ndim:
+        """One line for a path, or for a batch; the fields under `jit`."""
+        if isinstance(self.num_saved, Tracer):
             return repr(self)
-        names = [name for name in _OUTCOMES if self.outcome == getattr(Outcome, name)]
+        counts = {
+            name: int(np.sum(np.asarray(self.outcome == getattr(Outcome, name))))
+            for name in _OUTCOMES
+        }
+        names = [name for name, count in counts.items() if count]
+        if self.num_saved.ndim:
+            shown = ", ".join(f"{counts[name]} {name}" for name in names)
+            steps = np.asarray(self.stats.num_steps)
+            return (
+                f"{self.num_saved.size} paths: {shown}; {np.mean(steps):.6g} steps on "
+                f"average, {np.max(steps)} at most"
+            )
         time = float(self.final_log_time) / np.log(10.0)
         return (
             f"{names[0]}: log10 t = {time:.6g}, {int(self.stats.num_steps)} steps "

@@ -8,6 +8,7 @@ import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from .._types import Device, IntScalar, State, Tracer
@@ -118,7 +119,8 @@ def ensemble(
     - `saves`: as in `solve`, or `None` (the default): the final states alone.
     - `stop`, `clock`, `observe`, `keep_states`, `solver`, `rtol`, `max_steps`: as in
         `solve`; the step budget is each member's own.
-    - `lanes`: how many members are integrated side by side.
+    - `lanes`: how many members are integrated side by side on a device, or a core. If
+        `None`, as many as fill it and fit its caches (`default_lanes`).
     - `strategy`: a `Strategy`. If `None`, refilled lanes; one after the other for large
         states that are saved, on the CPU. Lanes have forward-mode derivatives, where
         the stop is a reading of the clock; others need `Strategy.VMAP`.
@@ -190,11 +192,14 @@ def make_share(
         wants_states=keep_states or observe is not None,
     )  # fmt: skip
     platform = jax.default_backend() if platform is None else platform
+    _check_strategy(strategy, lanes)
     if strategy is None:
-        strategy = default_strategy(first.starts, method, platform)
+        # Who asks for lanes gets them.
+        usual = default_strategy(first.starts, method, platform)
+        strategy = usual if lanes is None else Strategy.LANES
     if lanes is None:
         lanes = default_lanes(first.flows, first.starts, method, platform)
-    width = checked_lanes(lanes)
+    width = int(lanes)
     return Share(method, strategy, width, observe, keep_states, platform)
 
 
@@ -221,13 +226,37 @@ def make_members(flow_of, params: PyTree, y0: State) -> Members:
             lambda x: jnp.broadcast_to(jnp.asarray(x), (count, *jnp.shape(x))), flow_of
         )
         return Members(flows, y0)
-    flows = eqx.filter_vmap(flow_of)(params)
+    try:
+        flows = eqx.filter_vmap(flow_of)(params)
+    except RuntimeError as error:
+        raise _named(error, flow_of, params, count) from None
     if not isinstance(flows, AbstractFlow):
         raise ValueError(
             "Argument `flow_of` must return a flow, but returns "
             f"{type(flows).__name__}."
         )
     return Members(flows, y0)
+
+
+def _named(error: RuntimeError, flow_of, params: PyTree, count: int) -> Exception:
+    """Returns what is wrong with the first member whose parameters are refused."""
+
+    def refused(first: int, last: int) -> bool:
+        try:
+            eqx.filter_vmap(flow_of)(jax.tree.map(lambda x: x[first:last], params))
+        except RuntimeError:
+            return True
+        return False
+
+    first, last = 0, count
+    while last - first > 1:
+        middle = (first + last) // 2
+        first, last = (first, middle) if refused(first, middle) else (middle, last)
+    try:
+        flow_of(jax.tree.map(lambda x: x[first], params))
+    except ValueError as found:
+        return ValueError(f"Member {first} of {count}: {found}")
+    return error
 
 
 def _if_any(valid: IntScalar, function: Callable, members: Members) -> PyTree:
@@ -241,10 +270,22 @@ def _if_any(valid: IntScalar, function: Callable, members: Members) -> PyTree:
     return jax.lax.cond(valid > 0, function, nothing, members)
 
 
-def checked_lanes(lanes: int) -> int:
-    if lanes < 1:
-        raise ValueError(f"Argument `lanes` must be at least 1, but is {lanes}.")
-    return lanes
+def _check_strategy(strategy: Strategy | None, lanes: int | None) -> None:
+    if not isinstance(strategy, Strategy | None):
+        raise ValueError(
+            "Argument `strategy` must be one of Strategy.LANES, Strategy.VMAP and "
+            f"Strategy.MAP, or None, but is {strategy!r}."
+        )
+    if lanes is None:
+        return
+    if not isinstance(lanes, int | np.integer) or lanes < 1:
+        raise ValueError(
+            f"Argument `lanes` must be a whole number, at least 1, but is {lanes}."
+        )
+    if strategy not in (None, Strategy.LANES):
+        raise ValueError(
+            f"Argument `lanes` must be None with {strategy}, which has no lanes."
+        )
 
 
 # A state of more numbers is a matrix model's: on a CPU nothing is gained, and cache

@@ -49,6 +49,17 @@ def is_store(path: FilePath, kind: str = "deepufm") -> bool:
     return str(read_attributes(path).get("format", "")).startswith(kind + "-")
 
 
+def check_is_sweep(path: FilePath) -> None:
+    """Raises `ValueError` where there is no sweep of ours at `path`."""
+    if is_store(path, "deepufm-path"):
+        raise ValueError(
+            f"There is no deepufm sweep at {path}, but the one path of a `deepufm "
+            "solve`. Open it with xarray.open_zarr."
+        )
+    if not is_store(path, "deepufm-sweep"):
+        raise ValueError(f"There is no deepufm sweep at {path}.")
+
+
 def read_attributes(path: FilePath) -> dict:
     """Returns the attributes of a Zarr group, as they are; none where it is not one."""
     try:

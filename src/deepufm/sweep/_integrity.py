@@ -20,7 +20,7 @@ import numpy as np
 import zarr
 from zarr.codecs import Crc32cCodec
 
-from ._files import is_store, read_attributes
+from ._files import check_is_sweep, read_attributes
 from ._spec import AXES
 
 # The first one had no checksums.
@@ -67,8 +67,7 @@ def inspect_sweep(path: str | os.PathLike) -> Inspection:
     version wrote it, without checksums.
     """
     path = FilePath(path)
-    if not is_store(path, "deepufm-sweep"):
-        raise ValueError(f"There is no deepufm sweep at {path}.")
+    check_is_sweep(path)
     attributes = read_attributes(path)
     if attributes["format"] != FORMAT:
         raise ValueError(

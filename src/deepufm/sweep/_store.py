@@ -24,6 +24,7 @@ from filelock import BaseFileLock
 from ..dynamics import Path
 from ._describe import describe, differences
 from ._files import (
+    check_is_sweep,
     check_output,
     consolidate,
     is_store,
@@ -340,8 +341,7 @@ def open_sweep(path: str | os.PathLike, *, verify: bool = True) -> xr.Dataset:
     where it is damaged, which names the place and what to do.
     """
     path = FilePath(path)
-    if not is_store(path, "deepufm-sweep"):
-        raise ValueError(f"There is no deepufm sweep at {path}.")
+    check_is_sweep(path)
     checksums = read_attributes(path)["format"] == FORMAT
     if verify and checksums and (faults := list(inspect_sweep(path).faults)):
         first = locate(path, faults.pop(0))
