@@ -1,5 +1,7 @@
 """The command line, run in the test's own process on small problems."""
 
+from importlib.metadata import version
+
 import equinox as eqx
 import numpy as np
 import pytest
@@ -298,6 +300,11 @@ def test_help_teaches(command, capsys):
     assert f"deepufm {command} --flow reduced --" in " ".join(text.split())
     for option in ("--final-time", "--clock", "--rtol", "--dtype", "--out", "--solver"):
         assert option in text
+
+
+def test_version_is_the_packages(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.split() == ["deepufm", version("deepufm")]
 
 
 def test_ranges_are_inclusive():

@@ -5,6 +5,7 @@ progress bar. Plotting and storage are imported when a command runs, not for `--
 """
 
 import difflib
+import importlib.metadata
 import os
 import sys
 from dataclasses import fields
@@ -28,6 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
     a store that cannot be written, or read.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments == ["--version"]:
+        print(f"deepufm {importlib.metadata.version('deepufm')}")
+        return 0
     command, unknown = tyro.cli(
         Sweep | Solve | Status | Show,
         prog="deepufm",
