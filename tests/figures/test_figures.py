@@ -109,6 +109,25 @@ def test_orbit_figure_draws_every_mode(drawn):
     np.testing.assert_allclose(spectrum[3][0][-1, 1], 9 / 13)  # largest mode first
 
 
+def test_orbit_far_beyond_the_clock_of_time_is_drawn_against_the_norm(drawn):
+    class _Orbit:
+        num_saved = 3
+        log_time = np.array([-np.inf, np.log(10.0), 1e5])
+        observables = {  # noqa: RUF012
+            "singular_values": np.array([[1, 1, 2.0], [1, 2, 4], [1, 3, 9]]),
+            "nuclear_norm": np.array([4.0, 7, 13]),
+            "kl": np.array([0.1, 0.2, 0.3]),
+        }
+
+    orbit: Any = _Orbit()
+    orbit_figure(orbit, "unused.png")
+    spectrum, time, kl = drawn[0]
+    assert {panel[0] for panel in drawn[0]} == {r"sum of singular values $\|a\|_1$"}
+    for panel in (spectrum, kl):
+        np.testing.assert_array_equal(panel[3][0][:, 0], [4, 7, 13])
+    np.testing.assert_allclose(time[3][0][1:, 1], [1, 1e5 / np.log(10)])
+
+
 def test_log10_time_of_the_start_is_blank():
     times = log10_time(np.array([-np.inf, np.log(1000.0), 2.3e5]))
     assert np.isnan(times[0])

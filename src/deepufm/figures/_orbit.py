@@ -1,4 +1,8 @@
-"""One orbit: singular values, norm and KL against log t (P1 Figs 4, 10 and 11)."""
+"""One orbit: singular values, norm and KL against log t (P1 Figs 4, 10 and 11).
+
+Orbits on `LogNorm` that go beyond t = 10^1000 are drawn against the norm instead: all
+they do would lie on the axis of a plot against time.
+"""
 
 from os import PathLike
 
@@ -7,6 +11,9 @@ from matplotlib.figure import Figure
 
 from ..dynamics import Path
 from ._style import COLOURS, canvas, label_time, log10_time, save, shades
+
+_FAR = 1000  # log10 t
+_NORM = r"sum of singular values $\|a\|_1$"
 
 
 def orbit_figure(
@@ -29,11 +36,13 @@ def orbit_figure(
     time = log10_time(np.asarray(path.log_time)[:kept])
     values = observed["singular_values"]
     total = observed["nuclear_norm"]
+    far = time[-1] > _FAR
+    along = total if far else time
     with canvas(1, 3, (12.0, 3.4)) as (figure, axes):
         spectrum, norm, divergence = axes[0]
         order = np.argsort(-values[-1])
         for index, colour in zip(order, shades(len(order)), strict=True):
-            spectrum.plot(time, values[:, index] / total, color=colour, linewidth=1.2)
+            spectrum.plot(along, values[:, index] / total, color=colour, linewidth=1.2)
         # The matrix flows have K singular values, the last of which collapse makes 0.
         of_matrix = "mean_effective_rank" in observed
         modes = values.shape[1] - (of_matrix and not squared_error)
@@ -48,13 +57,18 @@ def orbit_figure(
             annotation_clip=False,
         )
         spectrum.set_ylabel(r"normalised singular values $\hat a_i$")
-        norm.plot(time, total, color=COLOURS[0])
+        height = np.where(time > 0, time, np.nan) if far else total
+        norm.plot(along, height, color=COLOURS[0])
         norm.set_yscale("log")
-        norm.set_ylabel(r"sum of singular values $\|a\|_1$")
-        divergence.plot(time, observed["kl"], color=COLOURS[1])
+        norm.set_ylabel(r"$\log_{10} t$" if far else _NORM)
+        divergence.plot(along, observed["kl"], color=COLOURS[1])
         divergence.set_ylabel(r"$D_{\mathrm{KL}}(\mathrm{uniform}\,\|\,\hat a)$")
         for panel in axes[0]:
-            label_time(panel)
+            if far:
+                panel.set_xscale("log")
+                panel.set_xlabel(_NORM)
+            else:
+                label_time(panel)
         if title:
             figure.suptitle(title, fontsize=9.5)
         save(figure, file)
