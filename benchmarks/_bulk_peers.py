@@ -3,7 +3,6 @@
 All get the same right-hand side and clock, s = log(1 + t), and all cores.
 """
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -16,7 +15,7 @@ from _bulk import Contender, Done, Members
 from _bulk_hosts import Processes
 
 import deepufm as ufm
-from deepufm.ensemble import Strategy, ensemble
+from deepufm.ensemble import Strategy, available_cores as cores, ensemble
 
 try:
     import _bulk_numba
@@ -32,11 +31,6 @@ SOLVERS = {
 MOST_SCIPY, MOST_NUMBALSODA = 200, 20_000
 # `vmap` of more would take minutes; its time a member grows with their number.
 MOST_VMAP = 10_000
-
-
-def cores() -> int:
-    """Returns how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def flow_of(num_classes: int):

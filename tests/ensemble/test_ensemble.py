@@ -152,16 +152,20 @@ def test_derivative_by_the_time_is_the_velocity():
     np.testing.assert_allclose(slope, want, rtol=1e-5)
 
 
-@pytest.mark.parametrize("x64", [False, True])
-def test_single_precision_stays_so_in_threads(path, x64):
-    """Whether doubles are there or not: threads start without this setting."""
+@pytest.mark.parametrize(
+    ("x64", "dtype"), [(False, "float32"), (True, "float32"), (True, "float64")]
+)
+def test_the_precision_of_a_with_block_holds_in_threads(path, x64, dtype, request):
+    """Threads start with the global setting, which is another here."""
+    request.addfinalizer(lambda: jax.config.update("jax_enable_x64", True))
+    log_a = np.asarray(starts(), dtype)
+    jax.config.update("jax_enable_x64", not x64)
     with jax.enable_x64(x64):
-        depths = jnp.asarray(np.asarray(DEPTHS, np.float32))
         got = ensemble(
-            flow_of, depths, jnp.asarray(np.asarray(starts(), np.float32)),
-            lanes=LANES, stop=ufm.FinalTime(1e6), solver=diffrax.Bosh3(),
+            flow_of, jnp.asarray(np.asarray(DEPTHS, dtype)), jnp.asarray(log_a),
+            lanes=LANES, stop=ufm.FinalTime(1e6), solver=diffrax.Bosh3(), rtol=1e-5,
         )  # fmt: skip
-        assert got.final.dtype == got.final_log_time.dtype == jnp.float32
+        assert got.final.dtype == got.final_log_time.dtype == dtype
         reached = np.asarray(got.outcome == Outcome.reached)
         final = np.asarray(got.final)
     assert np.all(reached)
