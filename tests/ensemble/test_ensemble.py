@@ -15,6 +15,7 @@ from independent import reduced_to_time
 import deepufm as ufm
 from deepufm import Outcome
 from deepufm.ensemble import Members, Strategy, compiled, ensemble, make_share
+from deepufm.ensemble._ensemble import _in_batches
 
 # Two shares of 4 and 3, in two lanes each: every lane takes on another member.
 LANES = 2
@@ -233,3 +234,15 @@ def test_what_does_not_fit_is_refused_before_compilation(case, monkeypatch):
     monkeypatch.setattr(module, "over_cores", None)
     with pytest.raises(ValueError, match=message):
         ensemble(flow, params, y0, **(OPTIONS | changes))
+
+
+def test_rows_are_mapped_in_batches_with_empty_arrays_among_them():
+    # Hidden layers at L = 1 are empty; `lax.map` in batches divides by zero there.
+    rows = {"x": jnp.arange(7.0), "hidden": jnp.zeros((7, 0, 3, 3))}
+
+    def double(row):
+        return {"x": 2 * row["x"], "hidden": row["hidden"]}
+
+    found = _in_batches(double, rows, 3)
+    np.testing.assert_array_equal(found["x"], 2 * np.arange(7.0))
+    assert found["hidden"].shape == (7, 0, 3, 3)

@@ -1,5 +1,10 @@
 """What a state is: its spectrum, its distance to collapse, its margins."""
 
+from ._classify import (
+    Classification as Classification,
+    classification_radius as classification_radius,
+    classify as classify,
+)
 from ._collapse import (
     Balancedness as Balancedness,
     alignment as alignment,
@@ -25,6 +30,7 @@ from ._margin import (
     parameter_margin as parameter_margin,
     smoothed_parameter_margin as smoothed_parameter_margin,
 )
+from ._matrix_kkt import MatrixKKT as MatrixKKT, matrix_kkt as matrix_kkt
 from ._metrics import metrics as metrics
 from ._mirror import (
     energy as energy,
@@ -34,10 +40,17 @@ from ._mirror import (
     mirror_potential as mirror_potential,
     replicator as replicator,
 )
+from ._polish import Polished as Polished, polish as polish
 from ._reduced_kkt import (
     ReducedKKT as ReducedKKT,
     Verdict as Verdict,
     reduced_kkt as reduced_kkt,
+)
+from ._search import (
+    SearchResult as SearchResult,
+    best_structure as best_structure,
+    pairs_and_singles as pairs_and_singles,
+    search as search,
 )
 from ._spectrum import (
     effective_rank as effective_rank,

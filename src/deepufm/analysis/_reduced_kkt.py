@@ -35,9 +35,10 @@ _SLACK = 1e-6
 
 
 class Verdict(enum.Enum):
-    """What a point of the reduced problem is."""
+    """What a point of the problem at infinity is."""
 
     MINIMUM = "a strict local minimum"
+    FLAT = "stationary, with directions that second order does not decide"
     SADDLE = "stationary, but no local minimum"
     NOT_STATIONARY = "not stationary"
     INFEASIBLE = "misclassifies a class"

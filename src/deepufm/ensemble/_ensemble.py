@@ -80,8 +80,7 @@ class Share(eqx.Module):
             paths = jax.vmap(self._path)(*legs)
         else:
             # Metrics of all states at once would take many times the states' memory.
-            size = min(self.width, members.count)
-            paths = jax.lax.map(lambda leg: self._path(*leg), legs, batch_size=size)
+            paths = _in_batches(lambda leg: self._path(*leg), legs, self.width)
         return paths, jnp.broadcast_to(computed, none.shape)
 
     def _path(self, flow: AbstractFlow, leg: Leg) -> Path:
@@ -257,6 +256,25 @@ def _named(error: RuntimeError, flow_of, params: PyTree, count: int) -> Exceptio
     except ValueError as found:
         return ValueError(f"Member {first} of {count}: {found}")
     return error
+
+
+def _in_batches(function: Callable, rows: PyTree, size: int) -> PyTree:
+    """Maps a function over leading axes, `size` rows at a time.
+
+    `lax.map` does so too, but not with empty arrays, which hidden layers are at L = 1.
+    """
+    count = jax.tree.leaves(rows)[0].shape[0]
+    size = min(size, count)
+    batches = -(-count // size)
+    index = jnp.minimum(jnp.arange(batches * size), count - 1).reshape(batches, size)
+
+    def batch(chosen):
+        return jax.vmap(function)(jax.tree.map(lambda x: x[chosen], rows))
+
+    results = jax.lax.map(batch, index)
+    return jax.tree.map(
+        lambda x: x.reshape(batches * size, *x.shape[2:])[:count], results
+    )
 
 
 def _if_any(valid: IntScalar, function: Callable, members: Members) -> PyTree:

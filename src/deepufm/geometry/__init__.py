@@ -1,5 +1,7 @@
 """Fixed matrices (Hadamard, and the logits of named structures) and safe norms."""
 
+from ._angle import angle_between as angle_between
+from ._code_table import best_known_inner_product as best_known_inner_product
 from ._frames import (
     cross_polytope as cross_polytope,
     polygon_vectors as polygon_vectors,
@@ -17,4 +19,9 @@ from ._norms import (
     frobenius_norm as frobenius_norm,
     log_frobenius_norm as log_frobenius_norm,
     safe_scale as safe_scale,
+)
+from ._softmax_code import (
+    SoftmaxCode as SoftmaxCode,
+    hull_distance as hull_distance,
+    softmax_code as softmax_code,
 )
