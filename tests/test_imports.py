@@ -18,14 +18,18 @@ ALLOWED = {
     "dynamics": {"geometry", "models"},
     "analysis": {"geometry", "models", "dynamics"},
     "ensemble": {"dynamics"},
+    "limits": {"geometry", "models", "dynamics", "analysis", "ensemble"},
     "sweep": {"models", "dynamics", "analysis", "ensemble"},
     "realnets": {"models", "analysis"},
     "figures": {
-        "geometry", "models", "dynamics", "analysis", "ensemble", "sweep", "realnets",
+        "geometry", "models", "dynamics", "analysis", "ensemble", "limits", "sweep",
+        "realnets",
     },
 }  # fmt: skip
 # The top level re-exports what computes; only the command line sees everything.
-TOP_LEVEL = {"geometry", "models", "dynamics", "analysis", "ensemble", "sweep"}
+TOP_LEVEL = {
+    "geometry", "models", "dynamics", "analysis", "ensemble", "limits", "sweep",
+}  # fmt: skip
 HEAVY = ("matplotlib", "xarray", "zarr", "tyro", "tqdm", "dask")
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))

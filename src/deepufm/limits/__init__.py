@@ -1,0 +1,12 @@
+"""Where training ends: the direction at t = infinity, with a certificate.
+
+A package of its own, after `analysis` and `ensemble`, since limits take both: the
+judgement of stationary points and the integration of many members.
+"""
+
+from ._limit import limit as limit
+from ._result import (
+    Limit as Limit,
+    LimitStatus as LimitStatus,
+    Share as Share,
+)

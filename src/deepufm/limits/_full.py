@@ -1,0 +1,294 @@
+"""The route to the limit of the full flow.
+
+Late in training the examples of a class agree and the layers are balanced. The class
+means Zbar then move by themselves (P1 D.3: n examples a class change the unit of time
+alone), as those of a balanced linear network do,
+
+    dZ/dt = sum_{l=0}^{L} (Z Z^T)^{l/(L+1)} G (Z^T Z)^{(L-l)/(L+1)},   G = Y - P
+
+(Arora, Cohen & Hazan 2018), here in the time s = log ‖Zbar‖_F, so that the scale of G
+drops out. As for the reduced flow the norm in G is held from 1e4 on, where all that is
+left to happen is that singular values die. Their growth exponents,
+
+    d log sigma_i/ds ~ sigma_i^p u_i^T G v_i,   p = (L-1)/(L+1),
+
+1 for those that live, tell how many do; cut to these, `polish` brings Zbar to the
+stationary point nearby.
+"""
+
+import math
+import operator
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._types import State
+from ..analysis import MatrixKKT, Verdict, polish
+from ..dynamics import FinalTime, GradientFlow
+from ..ensemble import ensemble
+from ..models import CrossEntropy, DeepUFM
+from ._approach import KKT, AbstractRoute
+from ._integrate import Counted
+
+# A state whose least margin is below this is followed by its own flow to t = 2.5e30.
+_LATE = 50.0
+_LATE_LOG_TIME = 70.0
+_LATE_MAX_STEPS = 200_000
+_HELD_FROM = 1e4
+# Further readings of log ‖Zbar‖_F, and the norm held up to them. Near weak saddles they
+# take this long: of 25 members of P1 Fig. 2's setting six were undecided at 80, one at
+# 1024. When only such motion is left the norm may be held higher, which makes ties
+# sharper; a least gap is but a twentieth of the norm at rank 3.
+_HELD = {
+    2.0: 1e4, 4.0: 1e4, 8.0: 1e4, 16.0: 1e4, 32.0: 1e5, 64.0: 1e5, 128.0: 1e5,
+    256.0: 1e6, 1024.0: 1e6,
+}  # fmt: skip
+_TARGETS = np.log(_HELD_FROM) + np.asarray([0.0, *_HELD])
+# Relative to the norm, and a hundredth where gaps are in exponentials. It decides which
+# values die, not the digits of the limit.
+_RTOL = 1e-6
+_GAP_ERROR = 0.01
+_MAX_CALLS = 100_000
+# Singular values below this part of the largest with a growth exponent below the next
+# are dead.
+_DEAD = 1e-3
+_DYING = 0.3
+# Growth exponents between dying and living.
+_LIVING = (0.5, 0.7, 0.3, 0.9)
+
+
+class FullRoute(AbstractRoute):
+    """Members of `GradientFlow`: models, leaves leading with the member axis."""
+
+    targets = tuple(float(target) for target in _TARGETS)
+    # At a held norm the direction settles where its ties are sharp to 1/norm.
+    resolution = 10 / _HELD_FROM
+
+    def __init__(self, flow: GradientFlow, models: DeepUFM):
+        self.depth = models.depth
+        self.num_classes = models.num_classes
+        assert isinstance(flow.per_class, int)
+        self.per_class = flow.per_class
+        self.shape = (self.num_classes, self.num_classes)
+        self.means = _class_means(models, self.per_class)
+        self.held = np.zeros(len(self.means))
+        self.ranks = [self.num_classes - 1] * len(self.means)
+        early = ~(np.min(gaps_of(self.means), axis=1) >= _LATE)
+        if np.any(early):
+            self._follow_by_itself(flow, models, early)
+
+    def directions(self) -> np.ndarray:
+        """Returns class means of Frobenius norm 1, (members, K²)."""
+        flat = self.means.reshape(len(self.means), -1)
+        return flat / np.linalg.norm(flat, axis=1, keepdims=True)
+
+    def progress(self) -> np.ndarray:
+        """Returns log ‖Zbar‖_F, (members,), counted on where it is held."""
+        return self.log_norms()
+
+    def log_norms(self) -> np.ndarray:
+        """Returns log ‖Zbar‖_F, (members,), counted on where it is held."""
+        return np.log(np.linalg.norm(self.means, axis=(1, 2))) + self.held
+
+    def advance(self, target: float, busy: np.ndarray) -> np.ndarray:
+        """Integrates the class means of the busy members, one by one."""
+        arrived = np.zeros(len(busy), bool)
+        which = self.targets.index(target)
+        is_held = which > 0
+        reached = self.log_norms()
+        for i in np.flatnonzero(busy).tolist():
+            self.ranks[i] = self._rank_left(i)
+            start = self.means[i]
+            if is_held:
+                start = start * (
+                    list(_HELD.values())[which - 1] / np.linalg.norm(start)
+                )
+            rate = Counted(BalancedRate(self.depth, self.ranks[i], is_held), _MAX_CALLS)
+            norm = float(np.linalg.norm(start))
+            rtol = min(_RTOL, _GAP_ERROR / norm)
+            length = target - reached[i]
+            end = rate.integrate(start.ravel(), length, rtol, rtol * norm)
+            if end is None:
+                continue
+            arrived[i] = True
+            self.means[i] = end.reshape(self.shape)
+            if is_held:
+                self.held[i] = target - np.log(np.linalg.norm(self.means[i]))
+        return arrived
+
+    def _follow_by_itself(self, flow: GradientFlow, models: DeepUFM, early) -> None:
+        """Integrates early members by their own flow; the others are made to rest."""
+
+        def rest(x):
+            return jnp.where(_along(early, x), x, 0)
+
+        path = ensemble(
+            flow, None, jax.tree.map(rest, models), stop=FinalTime(log=_LATE_LOG_TIME),
+            max_steps=_LATE_MAX_STEPS,
+        )  # fmt: skip
+        late = _class_means(path.final, self.per_class)
+        self.means = np.where(_along(early, late), late, self.means)
+
+    def propose(self, member: int) -> KKT | None:
+        """Returns the first strict minimum that `polish` finds, of the likely ranks.
+
+        If there is none, the first saddle.
+        """
+        saddle = None
+        for rank in self._ranks(self.means[member]):
+            point = polish(self.means[member], self.depth, rank).point
+            if point.verdict is Verdict.MINIMUM:
+                return point
+            if point.verdict is Verdict.SADDLE and saddle is None:
+                saddle = point
+        return saddle
+
+    def unit(self, point: KKT) -> np.ndarray:
+        """Returns a point's class means, of norm 1, (K²,)."""
+        logits = self.logits(point)
+        return np.ravel(logits / np.linalg.norm(logits))
+
+    def direction(self, point: KKT) -> np.ndarray:
+        """Returns a point's class means, of norm 1, (K, K)."""
+        logits = self.logits(point)
+        return logits / np.linalg.norm(logits)
+
+    def logits(self, point: KKT) -> np.ndarray:
+        """Returns a point's class means, (K, K)."""
+        assert isinstance(point, MatrixKKT)
+        return point.logits
+
+    def objective(self, point: KKT, member: int) -> float:
+        """Returns the sum of sigma_i^q."""
+        del member
+        return point.objective
+
+    def depth_of(self, member: int) -> float:
+        """Returns L."""
+        del member
+        return float(self.depth)
+
+    def _rank_left(self, member: int) -> int:
+        """Returns how many singular values are still worth following."""
+        values = np.linalg.svd(self.means[member], compute_uv=False)
+        growth = singular_growth(self.means[member], self.depth)
+        worth = (values > _DEAD * values[0]) | (growth > _DYING)
+        return min(int(np.sum(worth)), self.ranks[member])
+
+    def _ranks(self, means: np.ndarray) -> Iterator[int]:
+        """Yields how many singular values may live, the likeliest number first."""
+        seen = set()
+        growth = singular_growth(means, self.depth)
+        for living in _LIVING:
+            rank = int(np.sum(growth > living))
+            if rank and rank not in seen:
+                seen.add(rank)
+                yield rank
+
+
+class BalancedRate:
+    """d Zbar/ds of balanced layers, s = log ‖Zbar‖_F, on the matrices of one rank.
+
+    Tangent to them, so that what rounding adds beyond the rank stays rounding: with the
+    powers 2/(L+1) of its singular values it would move deep models. If held, without
+    its radial part.
+    """
+
+    def __init__(self, depth: int, rank: int, is_held: bool):
+        self.depth, self.rank, self.is_held = depth, rank, is_held
+
+    def __call__(self, flat: np.ndarray) -> np.ndarray:
+        size = math.isqrt(len(flat))
+        means = flat.reshape(size, size)
+        left, values, right = np.linalg.svd(means)
+        roots = (values / values[0]) ** (2 / (self.depth + 1))
+        roots[self.rank :] = 0
+        powers = roots[:, None] ** np.arange(self.depth + 1)  # 0^0 = 1
+        pull = left.T @ scaled_residual(means) @ right.T
+        move = (left @ (powers @ powers[:, ::-1].T * pull) @ right).ravel()
+        rate = move * (flat @ flat) / (flat @ move)
+        return rate - flat if self.is_held else rate
+
+
+def scaled_residual(means: np.ndarray) -> np.ndarray:
+    """Returns Y - P up to a factor, (K, K): its entries off the class are -p.
+
+    The entry of the class is the sum of the others, with no cancellation.
+    """
+    log_odds = means - np.diag(means)
+    # Not far below all the others, but nothing: exp(-inf) is 0.
+    np.fill_diagonal(log_odds, -np.inf)
+    highest = np.max(log_odds)
+    # Columns that are fitted better have the smaller weight; P's own denominator is 1
+    # to e^{-margin}.
+    odds = np.exp(log_odds - highest)
+    return np.diag(np.sum(odds, axis=0)) - odds
+
+
+def singular_growth(means: np.ndarray, depth: int) -> np.ndarray:
+    """Returns d log sigma_i/d log ‖Zbar‖_* of balanced layers, largest sigma first."""
+    left, values, right = np.linalg.svd(means)
+    share = values / values[0]
+    pull = np.einsum("ki,kc,ic->i", left, scaled_residual(means), right)
+    rates = np.where(share > 0, pull * share ** ((depth - 1) / (depth + 1)), 0)
+    return rates * np.sum(share) / np.sum(share * rates)
+
+
+def gaps_of(means: np.ndarray) -> np.ndarray:
+    """Returns Z_cc - Z_kc of all pairs of classes, (members, K(K-1))."""
+    own = np.diagonal(means, axis1=1, axis2=2)
+    gaps = own[:, None, :] - means
+    off = ~np.eye(means.shape[1], dtype=bool)
+    return gaps[:, off]
+
+
+def _class_means(models: DeepUFM, per_class: int) -> np.ndarray:
+    """Returns the class means of the logits, (members, K, K), columns centred.
+
+    What is added to a column changes no gap.
+    """
+    left = np.asarray(models.head)
+    hidden = np.asarray(models.hidden)
+    for layer in range(hidden.shape[1])[::-1]:
+        left = left @ hidden[:, layer]
+    logits = left @ np.asarray(models.features)
+    shape = (*logits.shape[:2], -1, per_class)
+    means = np.mean(logits.reshape(shape), axis=-1)
+    return means - np.mean(means, axis=1, keepdims=True)
+
+
+def _along(chosen: np.ndarray, like) -> np.ndarray:
+    return chosen.reshape((-1,) + (1,) * (like.ndim - 1))
+
+
+def checked_model(flow: GradientFlow, state: State) -> tuple[DeepUFM, bool]:
+    """Returns models with a leading member axis, and whether they came as a batch.
+
+    **Raises:** `ValueError` for a flow that is not the linear one of cross-entropy, and
+    models that do not fit it.
+    """
+    plain = (
+        isinstance(flow.loss, CrossEntropy)
+        and flow.weight_decay is None
+        and flow.activation is None
+        and flow.depth is None
+        and isinstance(flow.per_class, int)
+    )
+    if not plain:
+        raise ValueError(
+            "`limit` knows the linear `GradientFlow` of cross-entropy, with no weight "
+            "decay, no padding, and one number of examples for all classes; others "
+            "come to rest, or have limits of other kinds."
+        )
+    if not isinstance(state, DeepUFM) or state.head.ndim not in (2, 3):
+        raise ValueError(
+            "The state of `GradientFlow` must be a `DeepUFM`, or a batch of them with "
+            "a leading axis in every leaf."
+        )
+    is_batch = state.head.ndim == 3
+    models = state if is_batch else jax.tree.map(lambda x: x[None], state)
+    for i in range(models.head.shape[0]):
+        flow.check(jax.tree.map(operator.itemgetter(i), models))
+    return models, is_batch

@@ -1,0 +1,195 @@
+"""`limit`: the direction that gradient flow tends to, with a certificate."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._types import State
+from ..analysis import Verdict, classify
+from ..dynamics import AbstractFlow, GradientFlow, HadamardFlow, Path
+from ..geometry import angle_between
+from ._approach import AbstractRoute, Finding, approach
+from ._full import FullRoute, checked_model
+from ._reduced import ReducedRoute
+from ._result import Limit, object_array
+
+# Structures are named once for objectives that agree to this many digits.
+_ALIKE = 8
+# Limits are known to ten digits: what is further from a structure only resembles it.
+_EXACT = 1e-6
+
+
+def limit(
+    flow: AbstractFlow,
+    path_or_state: Path | State,
+    *,
+    tolerance: float = 1e-10,
+    name: Callable[[np.ndarray], str] | None = None,
+) -> Limit:
+    """Returns the direction at t = infinity, certified where it can be.
+
+    The state is followed to larger and larger norms, on `LogNorm` (reduced flow) or by
+    a balanced model of the class means (full flow), until two readings in a row point
+    to one stationary point of P1 eq. 3, a strict local minimum, and the angle to it
+    shrinks. What is not seen to settle so is not certified, and `status` says why.
+
+    The full flow's continuation takes the layers for balanced. They become so as the
+    norm grows, but slowly in deep models: what imbalance is left at the state given
+    may still turn a flow near the boundary of two basins.
+
+    **Arguments:**
+
+    - `flow`: a `HadamardFlow` of finite depth (its `depth` may be a vector, one for
+        each member), or a linear `GradientFlow` of cross-entropy without weight decay
+        and with as many examples in every class.
+    - `path_or_state`: a `Path`, of which the final state is taken, or a state; of one
+        member, or of a batch with a leading axis. Early states are followed first.
+    - `tolerance`: the largest residual of a certified limit.
+    - `name`: what to call a structure, from its class-mean logits (K, K); by default
+        `classify` does.
+
+    **Returns:** a `Limit`.
+
+    **Raises:** `ValueError` for other flows, for states that do not fit the flow, and
+    without float64.
+
+    **Reference:** Lyu & Li 2019 (KKT); P1 sections 3 and 4.
+
+    !!! example
+        limit = ufm.limit(flow, ufm.solve(flow, log_a0, stop=ufm.FinalTime(1e10)))
+        limit.certified, limit.structure, limit.rank
+    """
+    if jnp.zeros(()).dtype != jnp.float64:
+        raise ValueError(
+            "`limit` needs float64: margins of 1e8 are compared to a few units. Set "
+            '`jax.config.update("jax_enable_x64", True)`.'
+        )
+    state = path_or_state
+    if isinstance(path_or_state, Path):
+        state = path_or_state.final
+    route, is_batch = _route(flow, state)
+    findings = approach(route, tolerance)
+    result = _gathered(findings, route, _named if name is None else name)
+    return result if is_batch else result[0]
+
+
+def _route(flow: AbstractFlow, state: State) -> tuple[AbstractRoute, bool]:
+    """Returns the route for a flow's states, and whether they are a batch."""
+    if isinstance(flow, HadamardFlow):
+        return _reduced_route(flow, state)
+    if isinstance(flow, GradientFlow):
+        return _full_route(flow, state)
+    raise ValueError(
+        "`limit` knows `HadamardFlow` and `GradientFlow`, but the flow is a "
+        f"{type(flow).__name__}. A `LayerwiseHadamardFlow` becomes balanced: give "
+        "`HadamardFlow` the products of its layers."
+    )
+
+
+def _reduced_route(flow: HadamardFlow, state: State) -> tuple[AbstractRoute, bool]:
+    log_a = np.asarray(state, float)
+    modes = flow.num_classes - 1
+    if log_a.ndim not in (1, 2) or log_a.shape[-1] != modes or not len(log_a):
+        raise ValueError(
+            f"States of the reduced flow of K = {flow.num_classes} classes have shape "
+            f"({modes},) or (members, {modes}), but this has {log_a.shape}."
+        )
+    is_batch = log_a.ndim == 2
+    log_a = np.atleast_2d(log_a)
+    depths = np.asarray(flow.depth, float)
+    if depths.ndim and not (is_batch and depths.shape == (len(log_a),)):
+        raise ValueError(
+            f"A flow with depths of shape {depths.shape} needs a batch of as many "
+            f"states, but their shape is {log_a.shape}."
+        )
+    depths = np.broadcast_to(depths, (len(log_a),))
+    if not np.all(np.isfinite(depths)):
+        raise ValueError(
+            "`limit` needs a finite depth: at infinite depth the objective counts "
+            "modes, and its minima are not isolated."
+        )
+    wrong = np.any(np.isnan(log_a) | (log_a == np.inf), axis=1)
+    wrong |= np.all(log_a == -np.inf, axis=1)
+    if np.any(wrong):
+        raise ValueError(
+            "States must hold log a with every a_i finite and one of them positive, "
+            f"but member {int(np.argmax(wrong))} does not. Leave failed members out."
+        )
+    return ReducedRoute(flow.num_classes, depths, log_a), is_batch
+
+
+def _full_route(flow: GradientFlow, state: State) -> tuple[AbstractRoute, bool]:
+    models, is_batch = checked_model(flow, state)
+    return FullRoute(flow, models), is_batch
+
+
+def _named(logits: np.ndarray) -> str:
+    """Returns the name of a structure that logits are, not only resemble."""
+    found = classify(logits)
+    if found.structure is not None and found.distance > _EXACT:
+        return f"other (rank {found.rank})"
+    return found.name
+
+
+def _gathered(
+    findings: list[Finding], route: AbstractRoute, name: Callable[[np.ndarray], str]
+) -> Limit:
+    """Returns the findings as arrays, members first."""
+    rows = [_row(finding, route, i) for i, finding in enumerate(findings)]
+    names: dict[tuple, str] = {}
+    for i, (row, finding) in enumerate(zip(rows, findings)):
+        point = finding.point
+        row["structure"] = ""
+        if point is not None:
+            alike = point.rank, f"{point.objective:.{_ALIKE}g}", route.depth_of(i)
+            if alike not in names:
+                names[alike] = name(route.logits(point))
+            row["structure"] = names[alike]
+    objects = ("verdict", "structure", "status")
+    return Limit(
+        **{
+            key: (object_array if key in objects else np.stack)([r[key] for r in rows])
+            for key in rows[0]
+        }
+    )
+
+
+def _row(finding: Finding, route: AbstractRoute, member: int) -> dict[str, Any]:
+    """Returns one member's fields of `Limit`, but for the structure's name."""
+    point = finding.point
+    row = {
+        "log_norm": finding.log_norm,
+        "passed_saddle": finding.passed_saddle,
+        "status": finding.status,
+        "angle": finding.angle,
+    }
+    if point is None:
+        nothing = np.full(route.shape, np.nan)
+        numbers = ("objective", "logit_margin", "parameter_margin", "kkt_residual")
+        return (
+            row
+            | dict.fromkeys((*numbers, "start_angle"), np.nan)
+            | {
+                "direction": nothing,
+                "duals": nothing,
+                "rank": 0,
+                "verdict": Verdict.NOT_STATIONARY,
+            }
+        )
+    depth = route.depth_of(member)
+    objective = route.objective(point, member)
+    # Of n examples a class the singular values are sqrt(n) times those of the means.
+    size = (depth + 1) * objective * route.per_class ** (1 / (depth + 1))
+    return row | {
+        "direction": route.direction(point),
+        "duals": point.duals,
+        "rank": point.rank,
+        "objective": objective,
+        "logit_margin": 1 / np.linalg.norm(route.logits(point)),
+        "parameter_margin": size ** (-(depth + 1) / 2),
+        "kkt_residual": point.residual,
+        "verdict": point.verdict,
+        "start_angle": angle_between(finding.start, route.unit(point)),
+    }
