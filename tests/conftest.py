@@ -1,11 +1,17 @@
 """Settings every test runs under; the package itself changes no global setting."""
 
 import gc
+import os
 
-import jax
-import jaxtyping
-import pytest
-from jaxtyping import install_import_hook
+# Before NumPy is loaded: two workers on two cores have no use for threads of BLAS, that
+# wait by spinning and make small linear algebra five times as dear.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import jax  # noqa: E402
+import jaxtyping  # noqa: E402
+import pytest  # noqa: E402
+from jaxtyping import install_import_hook  # noqa: E402
 
 # Tracing makes millions of small objects: looking for cycles among them, again and
 # again, is a twentieth of the suite's time.

@@ -1,8 +1,12 @@
 """Every benchmark runs at tiny sizes, and what it reports is sane."""
 
+import gc
 import importlib.util
 import json
 import math
+import multiprocessing
+import warnings
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -21,23 +25,51 @@ def _load(name: str):
     return module
 
 
+def _run(name: str, out: Path) -> dict:
+    """Runs a benchmark in the process for them; returns what it returns."""
+    gc.set_threshold(100_000, 50, 50)  # as in `conftest.py`
+    warnings.simplefilter("error")
+    return _load(name).main(["--tiny", "--out", str(out)])
+
+
+def _hurry(seconds: float) -> tuple[dict | None, int]:
+    """Returns what is measured, and left out, of what does not fit in `seconds`."""
+    budget = _load("gpu_ensemble").Budget(seconds)
+    head = {"dtype": "float64", "members": 12, "lanes": None}
+    row = budget.measure(head, lambda: pytest.fail("was started"), 0.0)
+    return row, len(budget.left_out)
+
+
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory):
+def process():
+    """A process for the benchmarks.
+
+    Programs compile in half the time there, and take somewhat longer to run; and
+    nothing checks shapes.
+    """
+    flags = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    # Begun anew, not forked: JAX has threads here.
+    context = multiprocessing.get_context("spawn")
+    with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(1, context) as pool:
+        patch.syspath_prepend(str(_FOLDER))
+        patch.setenv("XLA_FLAGS", flags)
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def outcome(process, tmp_path_factory):
     """Runs a benchmark once a session and returns what it wrote."""
-    patch = pytest.MonkeyPatch()
-    patch.syspath_prepend(str(_FOLDER))
     written: dict[str, dict] = {}
 
     def run(name: str) -> dict:
         if name not in written:
             out = tmp_path_factory.mktemp(name) / "out.json"
-            returned = _load(name).main(["--tiny", "--out", str(out)])
+            returned = process.submit(_run, name, out).result()
             written[name] = json.loads(out.read_text())
             assert written[name] == json.loads(json.dumps(returned))
         return written[name]
 
-    yield run
-    patch.undo()
+    return run
 
 
 @pytest.mark.parametrize("name", _NAMES)
@@ -149,22 +181,17 @@ def test_full_ensemble_agrees_with_solve_and_descent(outcome):
     assert row["megaflops"] == pytest.approx((6 * 3 * 32**2 + 36 * 3 * 32) / 1e6)
 
 
-def test_accelerator_script_keeps_to_its_time(tmp_path, outcome):
+def test_accelerator_script_keeps_to_its_time(outcome, process):
     # After those whose compiled programs it uses again.
     outcome("bench_ensemble")
     outcome("bench_full_ensemble")
-    script = _load("gpu_ensemble")
-    result = script.main(["--tiny", "--out", str(tmp_path / "out.json")])
-    assert json.loads((tmp_path / "out.json").read_text()) == result
+    result = outcome("gpu_ensemble")
     assert result["left_out"] == []
     for part in ("reduced", "full"):
         (row,) = result[part]
         assert row["reached"] == row["members"]
         assert row["members_per_s"] > 0
-    hurried = script.Budget(5.0)
-    head = {"dtype": "float64", "members": 12, "lanes": None}
-    assert hurried.measure(head, lambda: pytest.fail("was started"), 0.0) is None
-    assert len(hurried.left_out) == 1
+    assert process.submit(_hurry, 5.0).result() == (None, 1)
 
 
 def test_loosest_tolerance_is_found_from_either_side():

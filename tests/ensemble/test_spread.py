@@ -19,7 +19,8 @@ def found(tmp_path_factory):
     path = tmp_path_factory.mktemp("devices") / "found.npz"
     # Unoptimised programs compile in half the time.
     flags = (
-        "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+        "--xla_force_host_platform_device_count=4 "
+        "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
     )
     subprocess.run(
         [sys.executable, SCRIPT, path],

@@ -25,6 +25,18 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs(tmp_path_factory):
+    """A folder with the compiled programs, which three processes would compile else."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("programs")
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder))
+        # Unoptimised ones compile in half the time.
+        flags = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+        patch.setenv("XLA_FLAGS", flags)
+        yield
+
+
 def _start(folder: Path, *program: str) -> subprocess.Popen:
     folder.mkdir(exist_ok=True)
     resume = ["--resume"] if (folder / "s.zarr").exists() else []
