@@ -1,5 +1,12 @@
 """What a state is: its spectrum, its distance to collapse, its margins."""
 
+from ._atlas import (
+    AtlasEntry as AtlasEntry,
+    atlas as atlas,
+    descend as descend,
+    span_rank as span_rank,
+    spans as spans,
+)
 from ._classify import (
     Classification as Classification,
     classification_radius as classification_radius,
@@ -16,6 +23,11 @@ from ._collapse import (
     hadamard_bases as hadamard_bases,
     off_diagonal_energy as off_diagonal_energy,
     residual_energy as residual_energy,
+)
+from ._kkt_measures import (
+    DualFit as DualFit,
+    ParameterKKT as ParameterKKT,
+    parameter_kkt as parameter_kkt,
 )
 from ._landscape import (
     schatten_objective as schatten_objective,
