@@ -57,6 +57,16 @@ def test_sweep_prints_a_table_and_writes_store_and_picture(tmp_path, capsys):
     lines = printed.err.splitlines()
     assert [line.split()[0] for line in lines] == ["2/4", "4/4"]
     assert "\r" not in printed.err
+    # Twice: the second time in place of the first.
+    assert run("limit s.zarr") == run("limit s.zarr") == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("4 of 4 certified") == 2
+    assert printed.err == ""
+    assert (tmp_path / "s-limits.png").read_bytes().startswith(b"\x89PNG")
+    with xr.open_zarr(tmp_path / "s.zarr", group="limits") as limits:
+        assert (limits.kkt_residual < 1e-10).all()
+        assert set(limits["rank"].sel(depth=1).values.ravel()) == {3}
+    assert run("status s.zarr") == 0
 
 
 def test_an_interrupted_sweep_is_resumed_shown_and_told_apart(
@@ -94,7 +104,12 @@ def test_an_interrupted_sweep_is_resumed_shown_and_told_apart(
 
 @pytest.mark.usefixtures("no_compiling")
 def test_stores_that_are_not_there_are_said_to_be(capsys):
-    for line in ("status s.zarr", "show s.zarr", TINY + " --out s.zarr --resume"):
+    for line in (
+        "status s.zarr",
+        "show s.zarr",
+        "limit s.zarr",
+        TINY + " --out s.zarr --resume",
+    ):
         assert run(line) == 2
         assert "no deepufm sweep at s.zarr" in capsys.readouterr().err
 
@@ -104,6 +119,7 @@ def test_sweep_of_the_full_flow(tmp_path):
     assert run(line + " --final-time 100 --saves 2 --out s.zarr") == 0
     with xr.open_zarr(tmp_path / "s.zarr", consolidated=False) as dataset:
         assert dataset.final_balancedness_relative.shape == (1, 1, 1, 2, 1, 1)
+    assert run("limit s.zarr") == 0
 
 
 def test_members_that_do_not_reach_their_stop_are_counted(tmp_path, capsys):

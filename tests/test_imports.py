@@ -19,7 +19,7 @@ ALLOWED = {
     "analysis": {"geometry", "models", "dynamics"},
     "ensemble": {"dynamics"},
     "limits": {"geometry", "models", "dynamics", "analysis", "ensemble"},
-    "sweep": {"models", "dynamics", "analysis", "ensemble"},
+    "sweep": {"models", "dynamics", "analysis", "ensemble", "limits"},
     "realnets": {"models", "analysis"},
     "figures": {
         "geometry", "models", "dynamics", "analysis", "ensemble", "limits", "sweep",

@@ -120,5 +120,26 @@ def test_other_flows_are_refused():
     ):
         with pytest.raises(ValueError, match="linear `GradientFlow` of cross-entropy"):
             ufm.limit(flow, model)
+    plain = ufm.GradientFlow(ufm.CrossEntropy(), 1)
     with pytest.raises(ValueError, match="must be a `DeepUFM`"):
-        ufm.limit(ufm.GradientFlow(ufm.CrossEntropy(), 1), jnp.zeros(3))
+        ufm.limit(plain, (jnp.zeros(3),))
+    padded = ufm.GradientFlow(ufm.CrossEntropy(), 1, depth=1)
+    with pytest.raises(ValueError, match="models without padding"):
+        ufm.limit(padded, model)
+    with pytest.raises(ValueError, match="must know its depth"):
+        ufm.limit(plain, jnp.eye(3))
+    with pytest.raises(ValueError, match=r"shape \(K, K\)"):
+        ufm.limit(padded, jnp.zeros((2, 3)))
+    with pytest.raises(ValueError, match="those of member 1 do not"):
+        ufm.limit(padded, jnp.stack([jnp.eye(3), -jnp.eye(3)]))
+
+
+def test_class_means_stand_for_the_model():
+    models = late_models(ufm.Structure.CROSS_POLYTOPE, 6, 3, members=1)
+    whole = ufm.limit(ufm.GradientFlow(ufm.CrossEntropy(), 2), models)[0]
+    logits = models.head[0] @ models.hidden[0, 1] @ models.hidden[0, 0]
+    means = ufm.class_means(logits @ models.features[0], 6)
+    found = ufm.limit(ufm.GradientFlow(ufm.CrossEntropy(), 2, depth=3), means)
+    assert found.certified
+    np.testing.assert_allclose(found.direction, whole.direction, atol=1e-12)
+    np.testing.assert_allclose(found.parameter_margin, whole.parameter_margin)

@@ -15,6 +15,7 @@ from deepufm._types import Tracer
 from deepufm.sweep import (
     AXES,
     OUTCOMES,
+    STATUSES,
     GaussianFamily,
     Grid,
     SweepSpec,
@@ -26,6 +27,8 @@ from deepufm.sweep import (
     run_batch,
     run_sweep,
     summarise,
+    summarise_limits,
+    sweep_limits,
 )
 
 FULL = SweepSpec(
@@ -107,6 +110,51 @@ def test_singular_values_of_fewer_classes_are_padded_with_nan(reduced_sweep):
     assert values.shape[-1] == 7
     assert np.isfinite(values[..., :3]).all()
     assert np.isnan(values[..., 3:]).all()
+
+
+def test_states_are_kept_for_limits(full_sweep, reduced_sweep):
+    kept = reduced_sweep.final_log_modes
+    assert kept.dims[-1] == "mode"
+    np.testing.assert_allclose(
+        np.exp(kept), reduced_sweep.final_singular_values, rtol=1e-14
+    )
+    dataset, _ = full_sweep
+    means = dataset.final_class_means
+    assert means.dims[-2:] == ("logit", "class")
+    # The members' metrics come from their own logits, padding and all.
+    values = np.linalg.svd(means.values, compute_uv=False)
+    share = values / values.sum(axis=-1, keepdims=True)
+    entropy = -np.sum(share * np.log(np.maximum(share, 1e-300)), axis=-1)
+    np.testing.assert_allclose(
+        np.exp(entropy), dataset.final_mean_effective_rank, rtol=1e-10
+    )
+
+
+def test_limits_of_a_sweep(reduced_sweep):
+    damaged = reduced_sweep.copy(deep=True)
+    damaged.outcome[{"num_classes": 1, "depth": 0, "seed": 2}] = 2
+    counts = []
+    limits = sweep_limits(damaged, progress=counts.append)
+    assert sum(counts) == 11
+    names = limits.structure.attrs["flag_names"]
+    one = limits.sel(num_classes=8, depth=1).squeeze()
+    assert [STATUSES[code] for code in one.status.values] == [
+        "certified", "certified", "none",
+    ]  # fmt: skip
+    assert names[int(one.structure[0])] == "simplex ETF"
+    assert np.isnan(one.direction[2]).all()
+    four = limits.direction.sel(num_classes=4).values
+    np.testing.assert_allclose(np.nansum(four, axis=-1), 1, rtol=1e-12)
+    assert np.isnan(four[..., 3:]).all()
+    table = summarise_limits(limits)
+    assert table.members.sum() == 12
+    assert set(table.status) == {"certified", "none"}
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_a_sweep_without_states_has_no_limits(reduced_sweep):
+    with pytest.raises(ValueError, match="keeps no states"):
+        sweep_limits(reduced_sweep.drop_vars("final_log_modes"))
 
 
 def test_every_member_reached_and_was_reported(full_sweep):

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from ..sweep import AXES, OUTCOMES
 from ._style import COLOURS, MARKERS, canvas, save
 
-_LABELS = {
+AXIS_LABELS = {
     "depth": "depth $L$",
     "width": "width $d$",
     "num_classes": "number of classes $K$",
@@ -58,7 +58,7 @@ def sweep_figure(
             shown = lines[:_MAX_LINES]
             for index, line in enumerate(shown):
                 _error_bars(panel, line, across, others, varying, index)
-            panel.set_xlabel(_LABELS[across])
+            panel.set_xlabel(AXIS_LABELS[across])
             panel.set_ylabel(label)
             if across in ("scale", "width"):
                 panel.set_xscale("log")

@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._types import State
 from ..analysis import MatrixKKT, Verdict, polish
 from ..dynamics import FinalTime, GradientFlow
 from ..ensemble import ensemble
@@ -66,18 +65,15 @@ class FullRoute(AbstractRoute):
     # At a held norm the direction settles where its ties are sharp to 1/norm.
     resolution = 10 / _HELD_FROM
 
-    def __init__(self, flow: GradientFlow, models: DeepUFM):
-        self.depth = models.depth
-        self.num_classes = models.num_classes
-        assert isinstance(flow.per_class, int)
-        self.per_class = flow.per_class
+    def __init__(self, means: np.ndarray, depth: int, per_class: int):
+        """Takes late class means, (members, K, K), of columns that sum to 0."""
+        self.means = means.copy()
+        self.depth = depth
+        self.num_classes = means.shape[1]
+        self.per_class = per_class
         self.shape = (self.num_classes, self.num_classes)
-        self.means = _class_means(models, self.per_class)
-        self.held = np.zeros(len(self.means))
-        self.ranks = [self.num_classes - 1] * len(self.means)
-        early = ~(np.min(gaps_of(self.means), axis=1) >= _LATE)
-        if np.any(early):
-            self._follow_by_itself(flow, models, early)
+        self.held = np.zeros(len(means))
+        self.ranks = [self.num_classes - 1] * len(means)
 
     def directions(self) -> np.ndarray:
         """Returns class means of Frobenius norm 1, (members, K²)."""
@@ -117,19 +113,6 @@ class FullRoute(AbstractRoute):
             if is_held:
                 self.held[i] = target - np.log(np.linalg.norm(self.means[i]))
         return arrived
-
-    def _follow_by_itself(self, flow: GradientFlow, models: DeepUFM, early) -> None:
-        """Integrates early members by their own flow; the others are made to rest."""
-
-        def rest(x):
-            return jnp.where(_along(early, x), x, 0)
-
-        path = ensemble(
-            flow, None, jax.tree.map(rest, models), stop=FinalTime(log=_LATE_LOG_TIME),
-            max_steps=_LATE_MAX_STEPS,
-        )  # fmt: skip
-        late = _class_means(path.final, self.per_class)
-        self.means = np.where(_along(early, late), late, self.means)
 
     def propose(self, member: int) -> KKT | None:
         """Returns the first strict minimum that `polish` finds, of the likely ranks.
@@ -244,51 +227,109 @@ def gaps_of(means: np.ndarray) -> np.ndarray:
     return gaps[:, off]
 
 
-def _class_means(models: DeepUFM, per_class: int) -> np.ndarray:
-    """Returns the class means of the logits, (members, K, K), columns centred.
+def late_means(flow: GradientFlow, models: DeepUFM) -> np.ndarray:
+    """Returns class means of the logits, (members, K, K), at margins that are late.
 
-    What is added to a column changes no gap.
+    Members that are early are followed by their own flow; meanwhile the others rest.
     """
+    assert isinstance(flow.per_class, int)
+    means = _class_means(models, flow.per_class)
+    early = ~(np.min(gaps_of(means), axis=1) >= _LATE)
+    if not np.any(early):
+        return means
+    resting = jax.tree.map(lambda x: jnp.where(_along(early, x), x, 0), models)
+    path = ensemble(
+        flow, None, resting, stop=FinalTime(log=_LATE_LOG_TIME),
+        max_steps=_LATE_MAX_STEPS,
+    )  # fmt: skip
+    late = _class_means(path.final, flow.per_class)
+    return np.where(_along(early, late), late, means)
+
+
+def centred(means: np.ndarray) -> np.ndarray:
+    """Returns columns of mean 0: what is added to a column changes no gap."""
+    return means - np.mean(means, axis=1, keepdims=True)
+
+
+def _class_means(models: DeepUFM, per_class: int) -> np.ndarray:
+    """Returns the class means of the logits, (members, K, K), centred."""
     left = np.asarray(models.head)
     hidden = np.asarray(models.hidden)
     for layer in range(hidden.shape[1])[::-1]:
         left = left @ hidden[:, layer]
     logits = left @ np.asarray(models.features)
     shape = (*logits.shape[:2], -1, per_class)
-    means = np.mean(logits.reshape(shape), axis=-1)
-    return means - np.mean(means, axis=1, keepdims=True)
+    return centred(np.mean(logits.reshape(shape), axis=-1))
 
 
 def _along(chosen: np.ndarray, like) -> np.ndarray:
     return chosen.reshape((-1,) + (1,) * (like.ndim - 1))
 
 
-def checked_model(flow: GradientFlow, state: State) -> tuple[DeepUFM, bool]:
-    """Returns models with a leading member axis, and whether they came as a batch.
-
-    **Raises:** `ValueError` for a flow that is not the linear one of cross-entropy, and
-    models that do not fit it.
-    """
+def check_flow(flow: GradientFlow) -> None:
+    """Raises `ValueError` for a flow that is not the linear one of cross-entropy."""
     plain = (
         isinstance(flow.loss, CrossEntropy)
         and flow.weight_decay is None
         and flow.activation is None
-        and flow.depth is None
         and isinstance(flow.per_class, int)
     )
     if not plain:
         raise ValueError(
             "`limit` knows the linear `GradientFlow` of cross-entropy, with no weight "
-            "decay, no padding, and one number of examples for all classes; others "
-            "come to rest, or have limits of other kinds."
+            "decay and one number of examples for all classes; others come to rest, or "
+            "have limits of other kinds."
         )
+
+
+def checked_models(flow: GradientFlow, state) -> tuple[DeepUFM, bool]:
+    """Returns models with a leading member axis, and whether they came as a batch.
+
+    **Raises:** `ValueError` for models that do not fit the flow, or are padded.
+    """
     if not isinstance(state, DeepUFM) or state.head.ndim not in (2, 3):
         raise ValueError(
-            "The state of `GradientFlow` must be a `DeepUFM`, or a batch of them with "
-            "a leading axis in every leaf."
+            "The state of `GradientFlow` must be a `DeepUFM`, or class means of the "
+            "logits, (K, K); or a batch of them with a leading axis."
+        )
+    if flow.depth is not None:
+        raise ValueError(
+            "`limit` takes models without padding, and their flow without `depth`; or "
+            "class means of the logits, with it."
         )
     is_batch = state.head.ndim == 3
     models = state if is_batch else jax.tree.map(lambda x: x[None], state)
     for i in range(models.head.shape[0]):
         flow.check(jax.tree.map(operator.itemgetter(i), models))
     return models, is_batch
+
+
+def checked_means(
+    flow: GradientFlow, state: np.ndarray
+) -> tuple[np.ndarray, int, bool]:
+    """Returns class means with a leading member axis, L, and whether it was there.
+
+    **Raises:** `ValueError` unless they are finite (K, K) matrices that classify every
+    class, and the flow's depth is one whole number.
+    """
+    depth = np.asarray(np.nan if flow.depth is None else flow.depth)
+    if depth.ndim or not (depth >= 1 and depth == np.round(depth)):
+        raise ValueError(
+            "With class means the flow must know its depth, one whole number: "
+            "GradientFlow(loss, per_class, depth=L)."
+        )
+    means = np.asarray(state, float)
+    is_batch = means.ndim == 3
+    means = means if is_batch else means[None]
+    if means.ndim != 3 or means.shape[1] != means.shape[2] or means.shape[1] < 2:
+        raise ValueError(
+            "Class means of the logits must have the shape (K, K) or (members, K, K), "
+            f"K >= 2, but this has {np.shape(state)}."
+        )
+    right = np.all(np.isfinite(means), axis=(1, 2)) & np.all(gaps_of(means) > 0, axis=1)
+    if not np.all(right):
+        raise ValueError(
+            "Class means must be finite and classify every class, but those of member "
+            f"{int(np.argmin(right))} do not. Take a later state."
+        )
+    return centred(means), int(depth), is_batch

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -11,7 +12,7 @@ from ..analysis import Verdict, classify
 from ..dynamics import AbstractFlow, GradientFlow, HadamardFlow, Path
 from ..geometry import angle_between
 from ._approach import AbstractRoute, Finding, approach
-from ._full import FullRoute, checked_model
+from ._full import FullRoute, check_flow, checked_means, checked_models, late_means
 from ._reduced import ReducedRoute
 from ._result import Limit, object_array
 
@@ -23,7 +24,7 @@ _EXACT = 1e-6
 
 def limit(
     flow: AbstractFlow,
-    path_or_state: Path | State,
+    path_or_state: Path | State | np.ndarray,
     *,
     tolerance: float = 1e-10,
     name: Callable[[np.ndarray], str] | None = None,
@@ -45,7 +46,9 @@ def limit(
         each member), or a linear `GradientFlow` of cross-entropy without weight decay
         and with as many examples in every class.
     - `path_or_state`: a `Path`, of which the final state is taken, or a state; of one
-        member, or of a batch with a leading axis. Early states are followed first.
+        member, or of a batch with a leading axis. Early states are followed first. Of
+        the full flow also late class means of the logits, (K, K) or (members, K, K),
+        with the flow's `depth` given.
     - `tolerance`: the largest residual of a certified limit.
     - `name`: what to call a structure, from its class-mean logits (K, K); by default
         `classify` does.
@@ -75,7 +78,7 @@ def limit(
     return result if is_batch else result[0]
 
 
-def _route(flow: AbstractFlow, state: State) -> tuple[AbstractRoute, bool]:
+def _route(flow: AbstractFlow, state) -> tuple[AbstractRoute, bool]:
     """Returns the route for a flow's states, and whether they are a batch."""
     if isinstance(flow, HadamardFlow):
         return _reduced_route(flow, state)
@@ -88,7 +91,7 @@ def _route(flow: AbstractFlow, state: State) -> tuple[AbstractRoute, bool]:
     )
 
 
-def _reduced_route(flow: HadamardFlow, state: State) -> tuple[AbstractRoute, bool]:
+def _reduced_route(flow: HadamardFlow, state) -> tuple[AbstractRoute, bool]:
     log_a = np.asarray(state, float)
     modes = flow.num_classes - 1
     if log_a.ndim not in (1, 2) or log_a.shape[-1] != modes or not len(log_a):
@@ -120,9 +123,15 @@ def _reduced_route(flow: HadamardFlow, state: State) -> tuple[AbstractRoute, boo
     return ReducedRoute(flow.num_classes, depths, log_a), is_batch
 
 
-def _full_route(flow: GradientFlow, state: State) -> tuple[AbstractRoute, bool]:
-    models, is_batch = checked_model(flow, state)
-    return FullRoute(flow, models), is_batch
+def _full_route(flow: GradientFlow, state) -> tuple[AbstractRoute, bool]:
+    check_flow(flow)
+    if isinstance(state, np.ndarray | jax.Array):
+        means, depth, is_batch = checked_means(flow, np.asarray(state))
+    else:
+        models, is_batch = checked_models(flow, state)
+        means, depth = late_means(flow, models), models.depth
+    assert isinstance(flow.per_class, int)
+    return FullRoute(means, depth, flow.per_class), is_batch
 
 
 def _named(logits: np.ndarray) -> str:

@@ -16,6 +16,12 @@ from ._layout import (
     outcome_code as outcome_code,
     quantities as quantities,
 )
+from ._limits import (
+    STATUSES as STATUSES,
+    summarise_limits as summarise_limits,
+    sweep_limits as sweep_limits,
+    write_limits as write_limits,
+)
 from ._matrix_families import (
     GaussianFamily as GaussianFamily,
     LogitMatrixFamily as LogitMatrixFamily,

@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from ..dynamics import Outcome, Path
+from .._types import State
+from ..dynamics import AbstractFlow, GradientFlow, HadamardFlow, Outcome, Path
+from ..models import CrossEntropy, DeepUFM
 
 # Codes of `outcome` in a store; 0 is what a chunk that was never written reads as.
 OUTCOMES = (
@@ -22,7 +24,11 @@ _LONG_NAMES = {
     "singular_values": "logit singular values",
     "uniform_distance": "M of P2 eq. 12",
     "etf_distance": "M of P1 eq. 61",
+    "log_modes": "natural logarithms of the modes a",
+    "class_means": "class means of the logits",
 }
+# Inner dimensions of states; other quantities are numbers, or singular values.
+_STATES = {"final_log_modes": ["mode"], "final_class_means": ["logit", "class"]}
 
 
 def outcome_code(outcome: Outcome) -> np.ndarray:
@@ -47,6 +53,30 @@ def quantities(path: Path) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in kept.items()}
 
 
+def late_states(flow: AbstractFlow, state: State) -> dict[str, np.ndarray]:
+    """Returns what `limit` needs to follow members on, members first, if it can be.
+
+    Of the reduced flow log a, (members, K-1); of the linear full flow of cross-entropy
+    with classes of one size the class means of the logits, (members, K, K).
+    """
+    if isinstance(flow, HadamardFlow):
+        return {"final_log_modes": np.asarray(state)}
+    if not (isinstance(flow, GradientFlow) and isinstance(flow.loss, CrossEntropy)):
+        return {}
+    if flow.activation is not None or flow.weight_decay is not None:
+        return {}
+    if not isinstance(flow.per_class, int):
+        return {}
+    assert isinstance(state, DeepUFM)
+    # Padding is identities and zeros, and changes no product.
+    left, hidden = np.asarray(state.head), np.asarray(state.hidden)
+    for layer in range(hidden.shape[1])[::-1]:
+        left = left @ hidden[:, layer]
+    logits = left @ np.asarray(state.features)
+    shape = (*logits.shape[:2], -1, flow.per_class)
+    return {"final_class_means": np.mean(logits.reshape(shape), axis=-1)}
+
+
 def attributes(name: str) -> dict:
     """Returns the meaning of a variable; CF flags for the outcome."""
     base = name.removeprefix("final_")
@@ -59,6 +89,8 @@ def attributes(name: str) -> dict:
 
 def inner_dimensions(name: str, count: int) -> list[str]:
     """Names the dimensions after `seed`."""
+    if name in _STATES:
+        return _STATES[name]
     mode = ["mode"] if name.endswith("singular_values") else []
     save = [] if count == len(mode) else ["save"]
     return save + mode

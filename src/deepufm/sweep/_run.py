@@ -34,8 +34,9 @@ from ..ensemble import (
 )
 from ._batches import Batch, batches
 from ._family import Shape
+from ._layout import late_states, quantities
 from ._spec import Cell, SweepSpec
-from ._store import SweepStore, open_sweep, quantities
+from ._store import SweepStore, open_sweep
 
 Progress = Callable[[Cell, int], None]
 
@@ -297,8 +298,10 @@ def _compile(spec: SweepSpec, shape: Shape, size: int) -> Program:
     def program(rows: list[Row]) -> dict[str, np.ndarray]:
         valid = jnp.asarray(len(rows))
         rows = rows + rows[-1:] * (size - len(rows))
+        made = members(*_arguments(rows))
         with alone:
-            values = quantities(compiled(members(*_arguments(rows)), valid))
+            path = compiled(made, valid)
+            values = quantities(path) | late_states(made.flows, path.final)
         return {name: x[: int(valid)] for name, x in values.items()}
 
     first = _rows(spec, (next(spec.grid.cells()),))[:1] * size

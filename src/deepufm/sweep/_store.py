@@ -226,8 +226,10 @@ class SweepStore:
         grid = self._spec.grid
         inner = list(value.shape)
         dimensions = [*AXES, "seed", *inner_dimensions(name, value.ndim - 1)]
-        if "mode" in dimensions:
-            inner[-1] += max(grid.values("num_classes")) - cell.num_classes
+        larger = max(grid.values("num_classes")) - cell.num_classes
+        for axis, dimension in enumerate(dimensions[len(AXES) + 1 :]):
+            if dimension in ("mode", "logit", "class"):
+                inner[axis + 1] += larger
         floating = np.issubdtype(value.dtype, np.floating)
         self._group.create_array(
             name,

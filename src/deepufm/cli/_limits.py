@@ -1,0 +1,106 @@
+"""The command `limit`: what the members of a finished sweep tend to."""
+
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from ._options import MaybeWhole
+
+# Fewer members than this are done before other processes have started.
+_FEW = 40
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Add to a sweep what its members tend to as t goes to infinity, with certificates.
+
+    Follows every member that reached its stop to norms where its direction settles,
+    solves for the stationary point there, and says whether it is a strict local
+    minimum that the flow approaches. Writes the group "limits" of the store
+    (xarray.open_zarr(store, group="limits")) and a picture beside it.
+
+    For sweeps of the reduced flow, and of the linear full flow of cross-entropy. The
+    latter should go to late times, where layers are balanced and the examples of a
+    class agree; sweep --final-time 1e30 costs little more than 1e8.
+
+    For instance:
+      deepufm sweep --flow reduced --num-classes 16 --depth 1:8 --scale 1e-3 --seeds 50
+
+      deepufm limit deepufm-sweep.zarr
+    """
+
+    store: Annotated[Path, tyro.conf.Positional]
+    """A store that `deepufm sweep` wrote."""
+    tolerance: float = 1e-10
+    """The largest KKT residual of a certified limit."""
+    picture: Path | None = None
+    """Where to draw; None is beside the store, with the suffix -limits.png."""
+    workers: MaybeWhole = None
+    """Processes at once. [default: one per core]"""
+
+
+def run_limit_command(command: Limit) -> int:
+    """Computes, writes, prints and draws limits; 1 where some are not certified."""
+    from tqdm import tqdm
+
+    from ..figures import limits_figure
+    from ..sweep import (
+        STATUSES,
+        open_sweep,
+        summarise_limits,
+        sweep_limits,
+        write_limits,
+    )
+
+    if command.workers is not None and command.workers < 1:
+        raise ValueError(f"--workers must be at least 1, but is {command.workers}.")
+    dataset = open_sweep(command.store).load()
+    total = int((dataset.outcome == 1).sum())
+    started = time.perf_counter()
+    executor = _executor(command.workers, total)
+    with tqdm(total=total, unit="member", disable=not sys.stderr.isatty()) as bar:
+        try:
+            limits = sweep_limits(
+                dataset,
+                tolerance=command.tolerance,
+                executor=executor,
+                progress=bar.update,
+            )
+        finally:
+            if executor is not None:
+                executor.shutdown(cancel_futures=True)
+    write_limits(command.store, limits)
+    table = summarise_limits(limits)
+    print(table.to_string(index=False, float_format="%.4g", na_rep="-"))
+    done = int((limits.status == STATUSES.index("certified")).sum())
+    print(f"\n{done} of {total} certified, in {time.perf_counter() - started:.1f} s")
+    print(f'results  {command.store}  (xarray.open_zarr, group="limits")')
+    name = command.store.name.removesuffix(".zarr") + "-limits.png"
+    picture = command.picture or command.store.with_name(name)
+    try:
+        limits_figure(limits, picture, title=dataset.attrs.get("title", ""))
+    except OSError as error:
+        raise ValueError(
+            f"the picture {picture} cannot be written ({error.strerror}); the limits "
+            "are in the store."
+        ) from error
+    print(f"picture  {picture}")
+    return int(done < total)
+
+
+def _executor(workers: int | None, total: int) -> ProcessPoolExecutor | None:
+    """Returns processes for the members, none where they would not pay."""
+    import multiprocessing
+
+    from ..ensemble import available_cores
+
+    count = workers or available_cores()
+    if count == 1 or (workers is None and total < _FEW):
+        return None
+    # Forked, JAX's threads would be missing.
+    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"))
