@@ -4,13 +4,13 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from compiling import QUICK_FLAGS
 from ipykernel.kernelspec import write_kernel_spec
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 CELL_SECONDS = 240  # a compilation takes some seconds, on a busy machine many more
 # Programs that compile in half the time, and take somewhat longer to run.
-XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 # As in `conftest.py`.
 STARTUP = "import gc\n\ngc.set_threshold(100_000, 50, 50)\n"
 
@@ -22,7 +22,7 @@ def kernel_home(tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    monkeypatch.setenv("XLA_FLAGS", XLA_FLAGS)
+    monkeypatch.setenv("XLA_FLAGS", QUICK_FLAGS)
     startup = tmp_path / "ipython" / "profile_default" / "startup"
     startup.mkdir(parents=True)
     (startup / "collector.py").write_text(STARTUP)

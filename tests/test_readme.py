@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from compiling import QUICK_FLAGS
 
 from deepufm.cli import _main
 
@@ -41,10 +42,6 @@ PYTHON = blocks(README.read_text(encoding="utf-8"), "python")
 COMMANDS = commands(README.read_text(encoding="utf-8"))
 
 
-# Programs that compile in half the time, and take somewhat longer to run.
-XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-
-
 def test_readme_has_python():
     assert PYTHON
 
@@ -61,7 +58,7 @@ def test_python_blocks_run_in_order(tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error", "README.py"],
         cwd=tmp_path,
-        env=os.environ | {"XLA_FLAGS": XLA_FLAGS, "MPLBACKEND": "agg"},
+        env=os.environ | {"XLA_FLAGS": QUICK_FLAGS, "MPLBACKEND": "agg"},
         capture_output=True,
         text=True,
         check=False,
@@ -72,7 +69,7 @@ def test_python_blocks_run_in_order(tmp_path):
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_command_line_is_understood(words, monkeypatch, capsys):
     # All of `main` but what it would run, and the precision it would set.
-    commands = ("sweep", "solve", "status", "show")
+    commands = ("sweep", "solve", "status", "show", "limit")
     for run in (*(f"run_{name}_command" for name in commands), "_set_precision"):
         monkeypatch.setattr(_main, run, lambda _: 0)
     try:

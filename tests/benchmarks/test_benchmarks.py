@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from compiling import QUICK_FLAGS
 
 _FOLDER = Path(__file__).parents[2] / "benchmarks"
 _NAMES = sorted(path.stem for path in _FOLDER.glob("bench_*.py"))
@@ -47,12 +48,11 @@ def process():
     Programs compile in half the time there, and take somewhat longer to run; and
     nothing checks shapes.
     """
-    flags = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
     # Begun anew, not forked: JAX has threads here.
     context = multiprocessing.get_context("spawn")
     with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(1, context) as pool:
         patch.syspath_prepend(str(_FOLDER))
-        patch.setenv("XLA_FLAGS", flags)
+        patch.setenv("XLA_FLAGS", QUICK_FLAGS)
         yield pool
 
 

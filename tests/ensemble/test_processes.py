@@ -10,6 +10,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from compiling import QUICK_FLAGS
 
 import deepufm as ufm
 from deepufm.ensemble._processes import Meeting
@@ -71,11 +72,7 @@ def _free_port() -> int:
 
 
 def _start(folder, process: int, processes: int, address: str) -> subprocess.Popen:
-    # Unoptimised programs compile in half the time.
-    flags = (
-        "--xla_force_host_platform_device_count=2 "
-        "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-    )
+    flags = f"--xla_force_host_platform_device_count=2 {QUICK_FLAGS}"
     # JAX looks for a cluster's own variables, and two processes are none.
     ours = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     arguments = [str(folder), str(process), str(processes), address]

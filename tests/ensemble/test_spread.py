@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from compiling import QUICK_FLAGS
 from four_devices import COUNT, DEVICES
 
 SCRIPT = Path(__file__).parent / "four_devices.py"
@@ -17,11 +18,7 @@ COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective", "reduce-s
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     path = tmp_path_factory.mktemp("devices") / "found.npz"
-    # Unoptimised programs compile in half the time.
-    flags = (
-        "--xla_force_host_platform_device_count=4 "
-        "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-    )
+    flags = f"--xla_force_host_platform_device_count=4 {QUICK_FLAGS}"
     subprocess.run(
         [sys.executable, SCRIPT, path],
         env=os.environ | {"XLA_FLAGS": flags},

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from compiling import QUICK_FLAGS
 
 from deepufm.sweep import StoreError, SweepStore, inspect_sweep, open_sweep
 
@@ -31,9 +32,7 @@ def programs(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("programs")
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder))
-        # Unoptimised ones compile in half the time.
-        flags = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-        patch.setenv("XLA_FLAGS", flags)
+        patch.setenv("XLA_FLAGS", QUICK_FLAGS)
         yield
 
 

@@ -1,0 +1,148 @@
+"""Limits at infinity: how many are certified, how well, and what one costs.
+
+(reduced) P1 Fig. 4's starts at K = 16 to t = 1e10, then `limit`, one core. Beside it
+    what one would do without: Kvaerno5 on `LogNorm` to a norm of 1e6, all cores, and
+    the angle that is left there between its direction and the limit.
+(full) P1 Fig. 2's setting (K = 10, n = 5, d = 100, entries N(0, 1/d)) to t = 1e30, then
+    `limit`, one core. `angle` is what is left at t = 1e30, and `margin` the least ratio
+    of a limit's parameter margin to the path's smoothed one, at least 1 by Lyu & Li.
+
+    python benchmarks/bench_limit.py [--tiny] [--only reduced|full] [--members 200]
+        [--seeds 5] [--depths 10] [--out FILE.json]
+
+BLAS should have one thread (OPENBLAS_NUM_THREADS=1): matrices are small.
+"""
+
+import time
+from collections.abc import Sequence
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from _harness import number, options, show, time_of, write
+from bench_full_ensemble import draw_models
+
+import deepufm as ufm
+
+_PARTS = ("reduced", "full")
+
+
+def reduced(depth: float, num_classes: int, members: int, norm: float) -> dict:
+    """Returns a row of (reduced)."""
+    rng = np.random.default_rng(0)
+    a = rng.uniform(size=(members, num_classes - 1))
+    start = jnp.log(1e-3 * a / a.sum(axis=1, keepdims=True))
+    flow = ufm.HadamardFlow(num_classes, depth)
+    path = ufm.ensemble(flow, None, start, stop=ufm.FinalTime(1e10))
+    started = time.perf_counter()
+    limits = ufm.limit(flow, path)
+    ours = time.perf_counter() - started
+
+    def further():
+        return ufm.ensemble(
+            flow, None, path.final, clock=ufm.LogNorm(), stop=ufm.FinalNorm(norm),
+            solver=diffrax.Kvaerno5(), rtol=1e-4,
+        )  # fmt: skip
+
+    jax.block_until_ready(further())  # compiles
+    started = time.perf_counter()
+    late = jax.block_until_ready(further())
+    theirs = time.perf_counter() - started
+    left = angles(np.exp(np.asarray(late.final) - np.log(norm)), limits.direction)
+    return row(limits, depth, ours) | {
+        "continuation_s": theirs / members,
+        "angle_left": float(np.median(left)),
+        "most_left": float(np.max(left)),
+    }
+
+
+def full(depth: int, size: dict, seeds: int) -> dict:
+    """Returns a row of (full)."""
+    models = draw_models(seeds, depth, **size)
+    flow = ufm.GradientFlow(ufm.CrossEntropy(), size["per_class"])
+    path = ufm.ensemble(flow, None, models, stop=ufm.FinalTime(1e30))
+    started = time.perf_counter()
+    limits = ufm.limit(flow, path)
+    ours = time.perf_counter() - started
+
+    def smoothed(model):
+        return ufm.smoothed_parameter_margin(
+            flow.log_loss(model), flow.log_norm(model), depth
+        )
+
+    margins = np.asarray(jax.vmap(smoothed)(path.final))
+    ratios = limits.parameter_margin[limits.certified] / margins[limits.certified]
+    return row(limits, depth, ours) | {
+        "angle_left": float(np.median(limits.start_angle)),
+        "margin_ratio": float(np.min(ratios, initial=np.inf)),
+    }
+
+
+def row(limits: ufm.Limit, depth: float, seconds: float) -> dict:
+    """Returns what both parts report."""
+    members = len(limits.status)
+    certified = limits.kkt_residual[limits.certified]
+    ranks = sorted(set(limits.rank[limits.certified].tolist()))
+    print(f"\nL = {depth:g}: {limits}")
+    return {
+        "L": depth,
+        "members": members,
+        "certified": int(np.sum(limits.certified)),
+        "residual": float(np.max(certified, initial=0.0)),
+        "ranks": ranks,
+        "min_s": seconds / members,
+        "shares": [vars(share) for share in limits.shares()],
+    }
+
+
+def angles(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns the angles between rows."""
+    x, y = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (first, second))
+    return 2 * np.arctan2(np.linalg.norm(x - y, axis=1), np.linalg.norm(x + y, axis=1))
+
+
+def main(argv: Sequence[str] | None = None) -> dict:
+    """Runs the benchmark and returns what it writes."""
+    sizes = {
+        "members": (200, "reduced members a depth"),
+        "seeds": (5, "full members a depth"),
+        "depths": (10, "the largest depth of the full flow"),
+    }
+    args = options("Times limits at infinity.", argv, _PARTS, sizes)
+    chosen = _PARTS if args.only is None else (args.only,)
+    result: dict[str, object] = {}
+    common = {
+        "L": number("L", "g"),
+        "members": number("members", "d"),
+        "certified": number("certified", "d"),
+        "residual": number("residual", ".0e"),
+        "limit": time_of("min_s"),
+        "angle left": number("angle_left", ".3f"),
+    }
+    if "reduced" in chosen:
+        depths, members, classes, norm = (1, 2, 3, 5, 8), args.members, 16, 1e6
+        if args.tiny:
+            depths, members, classes, norm = (2,), 4, 4, 1e2
+        rows = [reduced(depth, classes, members, norm) for depth in depths]
+        columns = common | {
+            "at most": number("most_left", ".3f"),
+            "Kvaerno5 to 1e6": time_of("continuation_s"),
+        }
+        show("(reduced) a member", columns, rows)
+        result["reduced"] = rows
+    if "full" in chosen:
+        size = {"num_classes": 10, "per_class": 5, "width": 100}
+        depths, seeds = range(1, args.depths + 1), args.seeds
+        if args.tiny:
+            size = {"num_classes": 3, "per_class": 2, "width": 8}
+            depths, seeds = range(2, 3), 2
+        rows = [full(depth, size, seeds) for depth in depths]
+        columns = common | {"margin": number("margin_ratio", ".3g")}
+        show("(full) a member", columns, rows)
+        result["full"] = rows
+    return write(args.out, "limit", result)
+
+
+if __name__ == "__main__":
+    main()
