@@ -6,8 +6,11 @@
 (full) P1 Fig. 2's setting (K = 10, n = 5, d = 100, entries N(0, 1/d)) to t = 1e30, then
     `limit`, one core. `angle` is what is left at t = 1e30, and `margin` the least ratio
     of a limit's parameter margin to the path's smoothed one, at least 1 by Lyu & Li.
+(codes) P1 Fig. 3, right: normalised margins of the minima of rank r that `search` finds
+    at L = 4, beside limits of L = 1 models with a bottleneck d = r, and the softmax
+    code of K vectors in r dimensions (equal norms, least largest inner product).
 
-    python benchmarks/bench_limit.py [--tiny] [--only reduced|full] [--members 200]
+    python benchmarks/bench_limit.py [--tiny] [--only reduced|full|codes] [--members 200]
         [--seeds 5] [--depths 10] [--out FILE.json]
 
 BLAS should have one thread (OPENBLAS_NUM_THREADS=1): matrices are small.
@@ -25,7 +28,7 @@ from bench_full_ensemble import draw_models
 
 import deepufm as ufm
 
-_PARTS = ("reduced", "full")
+_PARTS = ("reduced", "full", "codes")
 
 
 def reduced(depth: float, num_classes: int, members: int, norm: float) -> dict:
@@ -76,6 +79,27 @@ def full(depth: int, size: dict, seeds: int) -> dict:
     return row(limits, depth, ours) | {
         "angle_left": float(np.median(limits.start_angle)),
         "margin_ratio": float(np.min(ratios, initial=np.inf)),
+    }
+
+
+def codes(num_classes: int, rank: int, seeds: int) -> dict:
+    """Returns a row of (codes)."""
+    models = draw_models(seeds, 1, num_classes, 5, rank)
+    flow = ufm.GradientFlow(ufm.CrossEntropy(), 5)
+    narrow = ufm.limit(flow, ufm.ensemble(flow, None, models, stop=ufm.FinalTime(1e30)))
+    deep = ufm.search(num_classes, 4, rank, starts=8).of_rank(rank)
+    margins = [1 / np.linalg.norm(point.logits) for point in deep]
+    found = narrow.logit_margin[narrow.certified]
+    return {
+        "K": num_classes,
+        "rank": rank,
+        "code": ufm.softmax_code(num_classes, rank).normalised_margin,
+        "narrow": float(np.max(found, initial=0.0)),
+        "narrow_least": float(np.min(found, initial=np.inf)),
+        "certified": int(np.sum(narrow.certified)),
+        "members": seeds,
+        "deep": margins[0] if margins else float("nan"),
+        "deep_minima": len(margins),
     }
 
 
@@ -141,6 +165,25 @@ def main(argv: Sequence[str] | None = None) -> dict:
         columns = common | {"margin": number("margin_ratio", ".3g")}
         show("(full) a member", columns, rows)
         result["full"] = rows
+    if "codes" in chosen:
+        sizes = [(K, r) for K in range(5, 9) for r in range(2, K - 1)]
+        seeds = args.seeds
+        if args.tiny:
+            sizes, seeds = [(4, 2)], 1
+        rows = [codes(num_classes, rank, seeds) for num_classes, rank in sizes]
+        columns = {
+            "K": number("K", "d"),
+            "r": number("rank", "d"),
+            "L = 4": number("deep", ".6f"),
+            "minima": number("deep_minima", "d"),
+            "L = 1, d = r": number("narrow", ".6f"),
+            "least": number("narrow_least", ".6f"),
+            "certified": number("certified", "d"),
+            "of": number("members", "d"),
+            "code": number("code", ".6f"),
+        }
+        show("(codes) normalised margins of class means", columns, rows)
+        result["codes"] = rows
     return write(args.out, "limit", result)
 
 

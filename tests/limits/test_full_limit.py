@@ -1,5 +1,6 @@
 """Limits of the full flow, from late states that need no integration of the model."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -143,3 +144,19 @@ def test_class_means_stand_for_the_model():
     assert found.certified
     np.testing.assert_allclose(found.direction, whole.direction, atol=1e-12)
     np.testing.assert_allclose(found.parameter_margin, whole.parameter_margin)
+
+
+def test_a_bottleneck_keeps_the_softmax_code_of_its_width():
+    # Jiang et al. 2023; P1 Fig. 3, right: L = 1 with d = r.
+    models = late_models(ufm.Structure.CROSS_POLYTOPE, 6, 1, members=2)
+    # The modes of `layers` come largest first: three are kept.
+    narrow = eqx.tree_at(
+        lambda m: (m.head, m.hidden, m.features),
+        models,
+        (models.head[..., :3], models.hidden[..., :3, :3], models.features[:, :3]),
+    )
+    limits = ufm.limit(ufm.GradientFlow(ufm.CrossEntropy(), 2), narrow)
+    assert np.all(limits.certified)
+    assert list(limits.structure) == ["cross-polytope"] * 2
+    free = ufm.limit(ufm.GradientFlow(ufm.CrossEntropy(), 2), models)
+    assert list(free.structure) == ["simplex ETF"] * 2

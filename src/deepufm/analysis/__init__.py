@@ -24,6 +24,7 @@ from ._collapse import (
     off_diagonal_energy as off_diagonal_energy,
     residual_energy as residual_energy,
 )
+from ._gram import angle_gaps as angle_gaps, gram_factor as gram_factor
 from ._kkt_measures import (
     DualFit as DualFit,
     ParameterKKT as ParameterKKT,

@@ -80,6 +80,7 @@ def matrix_kkt(
     zero: float = 1e-9,
     tie: float = 1e-9,
     tolerance: float = 1e-8,
+    width: int | None = None,
 ) -> MatrixKKT:
     """Says whether a direction of the full flow can be a limit, and of what kind.
 
@@ -94,6 +95,8 @@ def matrix_kkt(
     - `zero`: singular values below this part of the largest are dead.
     - `tie`: gaps above the least by no more than this part of it are active.
     - `tolerance`: the largest residual of a stationary point.
+    - `width`: d, where a bottleneck d < K keeps the rank from growing beyond it: at
+        L = 1 a point of that rank may be a minimum though another rank would pay.
 
     **Returns:** a `MatrixKKT`; where a class is misclassified its numbers are NaN.
 
@@ -119,7 +122,8 @@ def matrix_kkt(
     if residual > tolerance:
         curvature, verdict = np.nan, Verdict.NOT_STATIONARY
     else:
-        curvature, verdict = _judge(point, duals, active)
+        may_grow = width is None or rank < width
+        curvature, verdict = _judge(point, duals, active, may_grow)
     return MatrixKKT(
         point.logits, gaps, duals, point.objective, point.values, active, residual,
         curvature, verdict,
@@ -190,11 +194,11 @@ def nonnegative_fit(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
         return np.zeros(columns.shape[1])
 
 
-def _judge(point, duals, active) -> tuple[float, Verdict]:
+def _judge(point, duals, active, may_grow=True) -> tuple[float, Verdict]:
     """Returns the least curvature, and what a stationary point is."""
     curvature, way = way_down(point, duals, active)
     rank = point.rank
-    if point.power == 1 and rank < len(active):
+    if may_grow and point.power == 1 and rank < len(active):
         beyond = point.left[:, rank:].T @ pooled(duals) @ point.right[:, rank:]
         if np.linalg.norm(beyond, 2) > 1 + SLACK:
             return curvature, Verdict.SADDLE

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..analysis import MatrixKKT, Verdict, polish
+from ..analysis import MatrixKKT, Verdict, matrix_kkt, polish
 from ..dynamics import FinalTime, GradientFlow
 from ..ensemble import ensemble
 from ..models import CrossEntropy, DeepUFM
@@ -65,7 +65,7 @@ class FullRoute(AbstractRoute):
     # At a held norm the direction settles where its ties are sharp to 1/norm.
     resolution = 10 / _HELD_FROM
 
-    def __init__(self, means: np.ndarray, depth: int, per_class: int):
+    def __init__(self, means: np.ndarray, depth: int, per_class: int, width: int):
         """Takes late class means, (members, K, K), of columns that sum to 0."""
         self.means = means.copy()
         self.depth = depth
@@ -73,7 +73,8 @@ class FullRoute(AbstractRoute):
         self.per_class = per_class
         self.shape = (self.num_classes, self.num_classes)
         self.held = np.zeros(len(means))
-        self.ranks = [self.num_classes - 1] * len(means)
+        self.width = min(width, self.num_classes - 1)
+        self.ranks = [self.width] * len(means)
 
     def directions(self) -> np.ndarray:
         """Returns class means of Frobenius norm 1, (members, K²)."""
@@ -122,6 +123,8 @@ class FullRoute(AbstractRoute):
         saddle = None
         for rank in self._ranks(self.means[member]):
             point = polish(self.means[member], self.depth, rank).point
+            if self.width < self.num_classes - 1:
+                point = matrix_kkt(point.logits, self.depth, width=self.width)
             if point.verdict is Verdict.MINIMUM:
                 return point
             if point.verdict is Verdict.SADDLE and saddle is None:
@@ -154,7 +157,12 @@ class FullRoute(AbstractRoute):
         return float(self.depth)
 
     def _rank_left(self, member: int) -> int:
-        """Returns how many singular values are still worth following."""
+        """Returns how many singular values are still worth following.
+
+        All at L = 1, where the dead come back beside a saddle.
+        """
+        if self.depth == 1:
+            return self.ranks[member]
         values = np.linalg.svd(self.means[member], compute_uv=False)
         growth = singular_growth(self.means[member], self.depth)
         worth = (values > _DEAD * values[0]) | (growth > _DYING)

@@ -127,11 +127,13 @@ def _full_route(flow: GradientFlow, state) -> tuple[AbstractRoute, bool]:
     check_flow(flow)
     if isinstance(state, np.ndarray | jax.Array):
         means, depth, is_batch = checked_means(flow, np.asarray(state))
+        width = means.shape[1]
     else:
         models, is_batch = checked_models(flow, state)
         means, depth = late_means(flow, models), models.depth
+        width = models.width
     assert isinstance(flow.per_class, int)
-    return FullRoute(means, depth, flow.per_class), is_batch
+    return FullRoute(means, depth, flow.per_class, width), is_batch
 
 
 def _named(logits: np.ndarray) -> str:
