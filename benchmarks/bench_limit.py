@@ -10,8 +10,8 @@
     at L = 4, beside limits of L = 1 models with a bottleneck d = r, and the softmax
     code of K vectors in r dimensions (equal norms, least largest inner product).
 
-    python benchmarks/bench_limit.py [--tiny] [--only reduced|full|codes] [--members 200]
-        [--seeds 5] [--depths 10] [--out FILE.json]
+    python benchmarks/bench_limit.py [--tiny] [--only reduced|full|codes]
+        [--members 200] [--seeds 5] [--depths 10] [--out FILE.json]
 
 BLAS should have one thread (OPENBLAS_NUM_THREADS=1): matrices are small.
 """
@@ -87,7 +87,8 @@ def codes(num_classes: int, rank: int, seeds: int) -> dict:
     models = draw_models(seeds, 1, num_classes, 5, rank)
     flow = ufm.GradientFlow(ufm.CrossEntropy(), 5)
     narrow = ufm.limit(flow, ufm.ensemble(flow, None, models, stop=ufm.FinalTime(1e30)))
-    deep = ufm.search(num_classes, 4, rank, starts=8).of_rank(rank)
+    minima = ufm.search(num_classes, 4, rank, starts=8).minima
+    deep = [point for point in minima if point.rank == rank]
     margins = [1 / np.linalg.norm(point.logits) for point in deep]
     found = narrow.logit_margin[narrow.certified]
     return {
