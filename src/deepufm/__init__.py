@@ -48,6 +48,7 @@ from .analysis import (
     metrics as metrics,
     mirror_map as mirror_map,
     mirror_potential as mirror_potential,
+    norm_propagation as norm_propagation,
     normalised_modes as normalised_modes,
     nuclear_norm as nuclear_norm,
     numerical_rank as numerical_rank,

@@ -172,3 +172,17 @@ def test_misclassified_logits_have_no_objective():
 def test_what_is_no_structure_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         ufm.structure_objective(*arguments)
+
+
+@pytest.mark.parametrize("depth", [1, 3, 10])
+def test_low_ranks_propagate_norm(depth):
+    # P1 section 3.2: r^{-L/2}, (K-1)^{-L/2} under collapse.
+    values = jnp.asarray([[2.0, 2, 2, 2], [5.0, 5, 0, 0], [0.0, 0, 0, 0]])
+    found = ufm.norm_propagation(values, depth)
+    np.testing.assert_allclose(found, [4 ** (-depth / 2), 2 ** (-depth / 2), 0])
+    # Against layers written out: singular values sigma^{1/(L+1)} in each.
+    sigma = np.asarray([3.0, 1.0, 0.2])
+    norm = np.sqrt(np.sum(sigma ** (2 / (depth + 1))))
+    expected = np.linalg.norm(sigma) / norm ** (depth + 1)
+    found = ufm.norm_propagation(jnp.asarray(1e-200 * sigma), depth)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)

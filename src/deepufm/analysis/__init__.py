@@ -31,6 +31,7 @@ from ._kkt_measures import (
     parameter_kkt as parameter_kkt,
 )
 from ._landscape import (
+    norm_propagation as norm_propagation,
     schatten_objective as schatten_objective,
     structure_objective as structure_objective,
     structure_rank as structure_rank,

@@ -18,6 +18,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
+from jaxtyping import Array, Float
 
 from .._types import Labels, Logits, RealLike, RealScalar
 from ..models import Structure
@@ -46,6 +47,33 @@ def schatten_objective(logits: Logits, labels: Labels, depth: RealLike) -> RealS
     ratios = jnp.where(counts, values, 1) / jnp.where(right, smallest, 1)
     total = jnp.sum(jnp.where(counts, ratios ** (2 / (depth + 1)), 0))
     return jnp.where(right, (depth + 1) * total, jnp.inf)
+
+
+def norm_propagation(
+    values: Float[Array, "*batch modes"], depth: RealLike
+) -> Float[Array, "*batch"]:
+    """Returns ‖Z‖_F over the product of the Frobenius norms of balanced layers.
+
+        ‖Z~‖_F = (sum_i sigma_i²)^{1/2}/(sum_i sigma_i^q)^{(L+1)/2},   q = 2/(L+1):
+
+    how much of the layers' norm the logits keep, r^{-L/2} for r equal singular values:
+    the mechanism that makes low ranks cheap. 0 where all are zero.
+
+    **Arguments:** `values` sigma, of any scale, along the last axis; `depth` L >= 1.
+
+    **Reference:** P1 eq. 4 and section 3.2.
+    """
+    depth = jnp.asarray(depth, values.dtype)
+    largest = jnp.max(values, axis=-1, keepdims=True)
+    counts = values > 0
+    share = jnp.where(counts, values / jnp.where(largest > 0, largest, 1), 1)
+    squares = jnp.sum(jnp.where(counts, share**2, 0), axis=-1)
+    powers = jnp.sum(jnp.where(counts, share ** (2 / (depth + 1)), 0), axis=-1)
+    alive = powers > 0
+    kept = jnp.log(jnp.where(alive, squares, 1)) - (depth + 1) * jnp.log(
+        jnp.where(alive, powers, 1)
+    )
+    return jnp.where(alive, jnp.exp(kept / 2), 0)
 
 
 def structure_objective(
