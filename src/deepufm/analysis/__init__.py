@@ -54,6 +54,11 @@ from ._mirror import (
     mirror_potential as mirror_potential,
     replicator as replicator,
 )
+from ._phase_diagram import (
+    Optimum as Optimum,
+    PhaseDiagram as PhaseDiagram,
+    phase_diagram as phase_diagram,
+)
 from ._polish import Polished as Polished, polish as polish
 from ._reduced_kkt import (
     ReducedKKT as ReducedKKT,

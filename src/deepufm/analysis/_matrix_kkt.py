@@ -116,7 +116,9 @@ def matrix_kkt(
         )  # fmt: skip
     point = start.scaled()
     gaps = gaps_of(point.logits)
-    active = (gaps <= 1 + tie) & ~np.eye(len(given), dtype=bool)
+    off = ~np.eye(len(given), dtype=bool)
+    # The least is so itself, whatever rounding has made of it.
+    active = (gaps <= (1 + tie) * np.min(gaps[off])) & off
     duals, stationarity = fitted_duals(point, active)
     residual = max(stationarity, float(np.max(np.abs(gaps[active] - 1))))
     if residual > tolerance:

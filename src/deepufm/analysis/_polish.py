@@ -266,7 +266,8 @@ def _newton(point, duals, depth):
     """
     best = None
     for kept in (duals > 1e-6 * np.max(duals), _gaps_below(point, 1 + _CLOSE)):
-        end = _on_gaps(point, duals, kept)
+        # None is priced where no multipliers were found.
+        end = _on_gaps(point, duals, kept) if np.any(kept) else None
         if end is None:
             continue
         found = matrix_kkt(end.logits, depth)

@@ -1,4 +1,4 @@
-"""The command line: `deepufm sweep`, `solve`, `status` and `show`.
+"""The command line: `sweep`, `solve`, `status`, `show`, `limit` and `landscape`.
 
 Only this package turns words into objects, sets JAX's precision, prints, and draws a
 progress bar. Plotting and storage are imported when a command runs, not for `--help`.
@@ -19,6 +19,8 @@ from ._commands import (
     run_status_command,
     run_sweep_command,
 )
+from ._landscape import Landscape, run_landscape_command
+from ._limits import Limit, run_limit_command
 from ._options import Integration, Model, Show, Solve, Status, Sweep
 
 
@@ -33,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"deepufm {importlib.metadata.version('deepufm')}")
         return 0
     command, unknown = tyro.cli(
-        Sweep | Solve | Status | Show,
+        Sweep | Solve | Status | Show | Landscape | Limit,
         prog="deepufm",
         description="Gradient-flow dynamics of the deep unconstrained features model.",
         args=arguments or ["--help"],
@@ -71,11 +73,16 @@ def main(arguments: list[str] | None = None) -> int:
         os._exit(130)
 
 
-def _run(command: Sweep | Solve | Status | Show) -> int:
+def _run(command: Sweep | Solve | Status | Show | Landscape | Limit) -> int:
     if isinstance(command, Status):
         return run_status_command(command)
     if isinstance(command, Show):
         return run_show_command(command)
+    if isinstance(command, Landscape):
+        return run_landscape_command(command)
+    if isinstance(command, Limit):
+        _set_precision("float64")
+        return run_limit_command(command)
     _set_precision(command.integration.dtype)
     if isinstance(command, Sweep):
         _keep_programs(command.compilation_cache)

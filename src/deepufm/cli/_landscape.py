@@ -1,0 +1,162 @@
+"""`deepufm landscape`: what costs least at infinity, by classes and depth."""
+
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ._build import read_numbers, whole_numbers
+from ._options import MaybeWhole, Values
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from ..analysis import PhaseDiagram
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """Find which structure costs least at infinity, by number of classes and depth.
+
+    The least sum of squares of all layers and features whose logits have gaps of 1: for
+    every K and L the best of the simplex, the cross-polytope, the polygon, and what a
+    search finds, with its certificate as a local minimum. That nothing is better is
+    proved at L = 1 alone. Takes about two minutes on one core.
+
+    Prints the structures, and writes a table that xarray.open_dataset reads (.csv:
+    pandas.read_csv, without the logits), with a PNG beside it.
+
+    For instance:
+      deepufm landscape
+
+      deepufm landscape --num-classes 4:8 --depths 1 1.5 2 3 5 10 --starts 32
+
+      deepufm landscape --num-classes 10 --depths 1:20 --out ten.csv
+    """
+
+    num_classes: Values = ("4:16",)
+    """Numbers of classes K, 3 or more."""
+    depths: Values = ("1:12",)
+    """Depths L, real ones >= 1."""
+    starts: int = 4
+    """Random starts for each K and rank from 3 to 8."""
+    seed: int = 0
+    """Seed of these."""
+    out: Path = Path("deepufm-landscape.nc")
+    """Where to write, .nc or .csv; the picture goes beside it, with the suffix .png."""
+    overwrite: bool = False
+    """Replace an existing output."""
+    workers: MaybeWhole = None
+    """Numbers of classes worked on at once, each in a process of its own. [default:
+    one per core]"""
+
+
+def run_landscape_command(command: Landscape) -> int:
+    """Prints the diagram, writes and draws it; 1 where a cell is not certified."""
+    classes = whole_numbers("num_classes", command.num_classes)
+    depths = read_numbers("depths", command.depths)
+    picture = command.out.with_suffix(".png")
+    _check_outputs(command, picture)
+    if command.workers is not None and command.workers < 1:
+        raise ValueError(f"--workers must be at least 1, but is {command.workers}.")
+    from ..analysis import phase_diagram
+    from ..figures import landscape_figure
+
+    started = time.perf_counter()
+    with _executor(command.workers, len(classes)) as executor:
+        diagram = phase_diagram(
+            classes,
+            depths,
+            starts=command.starts,
+            seed=command.seed,
+            progress=lambda k: print(f"K = {k} done", file=sys.stderr, flush=True),
+            executor=executor,
+        )
+    _print_table(diagram)
+    print(f"\n{len(classes) * len(depths)} optima in ", end="")
+    print(f"{time.perf_counter() - started:.1f} s")
+    _write(diagram.to_dataset(), command.out)
+    landscape_figure(diagram, picture, title="Least norm at infinity")
+    reader = (
+        "pandas.read_csv" if command.out.suffix == ".csv" else "xarray.open_dataset"
+    )
+    print(f"results  {command.out}  ({reader})\npicture  {picture}")
+    return int(not all(cell.certified for row in diagram.rows for cell in row))
+
+
+def _check_outputs(command: Landscape, picture: Path) -> None:
+    """Refuses outputs before anything is computed."""
+    from ..sweep import check_output
+
+    if command.out.suffix not in (".nc", ".csv"):
+        raise ValueError(f"--out must end in .nc or .csv, but is {command.out}.")
+    if not (command.overwrite and command.out.is_file()):
+        check_output(command.out, overwrite=command.overwrite)
+    check_output(picture, overwrite=command.overwrite)
+
+
+@contextmanager
+def _executor(workers: int | None, tasks: int) -> Iterator[Executor | None]:
+    """Yields processes to share the work, or None where one is enough."""
+    from ..ensemble import available_cores
+
+    workers = min(workers or available_cores(), tasks)
+    if workers == 1:
+        yield None
+        return
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    # JAX has threads, which a fork would not survive.
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _print_table(diagram: "PhaseDiagram") -> None:
+    """Prints one line for all neighbouring depths of one K that share a structure."""
+    from ..models import Structure
+
+    print(f"{'K':>3}  {'L':<9}{'objective':<22}{'rank':>4}  structure")
+    for row in diagram.rows:
+        runs = []
+        for cell in row:
+            if runs and runs[-1][0].name == cell.name:
+                runs[-1].append(cell)
+            else:
+                runs.append([cell])
+        for run in runs:
+            ends = (run[0], run[-1])[: len(run)]
+            depths = "-".join(f"{cell.depth:g}" for cell in ends)
+            costs = " to ".join(f"{cell.objective:.6g}" for cell in ends)
+            saved = ""
+            if run[0].structure is None:
+                least = max(
+                    min(cell.saving(structure) for structure in Structure)
+                    for cell in run
+                )
+                saved = f", up to {least:.2%} less than any named"
+            doubts = sum(not cell.certified for cell in run)
+            doubt = f", {doubts} not certified" if doubts else ""
+            start = f"{run[0].num_classes:3d}  {depths:<9}{costs:<22}{run[0].rank:4d}  "
+            print(start + run[0].name + saved + doubt)
+
+
+def _write(dataset: "xr.Dataset", out: Path) -> None:
+    try:
+        if out.suffix == ".csv":
+            table = dataset.drop_dims(["row", "column", "mode"]).to_dataframe()
+            table.to_csv(out, float_format="%.16g")
+        else:
+            # The engine that SciPy brings: no library of NetCDF is needed.
+            dataset.to_netcdf(out, engine="scipy")
+    except OSError as error:
+        raise ValueError(
+            f"Output {out} cannot be written ({error.strerror})."
+        ) from None
