@@ -114,12 +114,19 @@ def test_stores_that_are_not_there_are_said_to_be(capsys):
         assert "no deepufm sweep at s.zarr" in capsys.readouterr().err
 
 
-def test_sweep_of_the_full_flow(tmp_path):
+def test_sweep_of_the_full_flow(tmp_path, capsys):
     line = "sweep --num-classes 3 --per-class 2 --width 4 --depth 1:2 --seeds 1"
-    assert run(line + " --final-time 100 --saves 2 --out s.zarr") == 0
+    assert run(line + " --final-time 1e30 --saves 2 --out s.zarr") == 0
     with xr.open_zarr(tmp_path / "s.zarr", consolidated=False) as dataset:
         assert dataset.final_balancedness_relative.shape == (1, 1, 1, 2, 1, 1)
     assert run("limit s.zarr") == 0
+    assert capsys.readouterr().err.count("too early") == 0
+    store = xr.open_zarr(tmp_path / "s.zarr", consolidated=False).load()
+    early = store.assign(final_class_means=store.final_class_means / 5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("deepufm.sweep.open_sweep", lambda _: early)
+        assert run("limit s.zarr") == 1
+    assert "2 members were too early" in capsys.readouterr().err
 
 
 def test_members_that_do_not_reach_their_stop_are_counted(tmp_path, capsys):

@@ -160,3 +160,14 @@ def test_a_bottleneck_keeps_the_softmax_code_of_its_width():
     assert list(limits.structure) == ["cross-polytope"] * 2
     free = ufm.limit(ufm.GradientFlow(ufm.CrossEntropy(), 2), models)
     assert list(free.structure) == ["simplex ETF"] * 2
+
+
+def test_early_class_means_are_followed_and_not_certified():
+    flow = ufm.GradientFlow(ufm.CrossEntropy(), 1, depth=2)
+    means = np.asarray(ufm.simplex_etf(3)) + 0.01 * np.diag([1.0, 0, 0])
+    found = ufm.limit(flow, np.stack([20 * means, 200 * means, 1e-8 * means]))
+    assert [status.name for status in found.status] == [
+        "EARLY", "CERTIFIED", "NOT_FOLLOWED",
+    ]  # fmt: skip
+    assert list(found.structure) == ["simplex ETF", "simplex ETF", ""]
+    assert np.isnan(found.objective[2])

@@ -33,7 +33,7 @@ def limits_figure(
     certified = flat.status.values == STATUSES.index("certified")
     ranks = np.where(certified, flat["rank"].values, 0)
     kinds = sorted(set(np.unique(ranks)) - {0})
-    colours = dict(zip(kinds, shades(len(kinds)), strict=True))
+    colours = dict(zip(kinds, shades(len(kinds))))
     places = np.arange(ranks.shape[0])
     with canvas(1, 2, (9.0, 3.6)) as (figure, axes):
         left, right = axes[0]
@@ -58,8 +58,13 @@ def limits_figure(
         right.set_ylim(bottom=0)
         for panel in (left, right):
             panel.set_xticks(places, [f"{x:g}" for x in limits[across].values])
+            panel.set_xlim(-0.6, len(places) - 0.4)
             panel.set_xlabel(AXIS_LABELS[across])
             panel.grid(axis="x", visible=False)
-        figure.suptitle(title, fontsize=9.5)
+        pooled = [AXIS_LABELS[axis] for axis in varying if axis != across]
+        text = f"limits of {ranks.shape[1]} members each"
+        if pooled:
+            text += f", all values of {' and '.join(pooled)} together"
+        figure.suptitle(f"{title}; {text}" if title else text, fontsize=9.5)
         save(figure, path)
     return figure

@@ -4,13 +4,15 @@ At t = 1e300 a direction may be far from its limit: it is approached like 1/log 
 modes die and margins meet. So each member is followed from norm to norm. At each a
 *route* proposes the stationary point that the state seems to head for. When two
 readings in a row propose the same one, a strict local minimum, and the angle to it has
-shrunk between them (or the direction rests, where a norm is held), it is certified. A
-point that only looks stationary from afar is given up as the flow leaves it: that is
-how saddles are told.
+shrunk between them (or the direction rests, where a norm is held), and no mode that the
+point lacks grows, it is certified. That last condition is not in the point: for L > 1
+dead modes stay dead, but a mode that is merely tiny may be growing, unseen by the
+angle, if the model is hardly deeper than 1. A point that only looks stationary from
+afar is given up as the flow leaves it: that is how saddles are told.
 """
 
 import abc
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -56,6 +58,21 @@ class AbstractRoute(abc.ABC):
         """Returns the stationary point that a member seems to head for, if any."""
 
     @abc.abstractmethod
+    def is_invaded(self, member: int, point: KKT) -> bool:
+        """Returns whether a mode that the point lacks grows, or nearly so."""
+
+    @abc.abstractmethod
+    def is_late(self) -> np.ndarray:
+        """Returns which members were late enough for what the route takes for granted.
+
+        To be called before any is followed.
+        """
+
+    @abc.abstractmethod
+    def can_start(self) -> np.ndarray:
+        """Returns which members classify every class, so that they can be followed."""
+
+    @abc.abstractmethod
     def unit(self, point: KKT) -> np.ndarray:
         """Returns a point's direction, as `directions`."""
 
@@ -85,17 +102,26 @@ class Finding:
     status: LimitStatus = LimitStatus.UNCHECKED
     angle: float = np.nan
     log_norm: float = np.nan
-    passed_saddle: bool = False
     is_done: bool = False
-    saddles: list[np.ndarray] = field(default_factory=list)
+    saddle: np.ndarray | None = None  # the direction of the last one that it was near
+
+    def passed_saddle(self, route: AbstractRoute) -> bool:
+        """Returns whether it was near a saddle that is not where it ended."""
+        if self.saddle is None or self.point is None:
+            return False
+        return angle_between(self.saddle, route.unit(self.point)) > _SAME
 
 
 def approach(route: AbstractRoute, tolerance: float) -> list[Finding]:
     """Follows all members of a route until each is certified or the targets end."""
-    before = route.directions()
+    before, late, starts = route.directions(), route.is_late(), route.can_start()
     findings = [Finding(start) for start in before]
-    for finding, log_norm in zip(findings, route.log_norms()):
+    for i, (finding, log_norm) in enumerate(zip(findings, route.log_norms())):
         finding.log_norm = float(log_norm)
+        if not starts[i]:
+            finding.status, finding.is_done = LimitStatus.NOT_FOLLOWED, True
+        elif route.progress()[i] >= route.targets[0]:
+            finding.point = route.propose(i)  # a first reading
     for target in route.targets:
         waiting = np.asarray([not finding.is_done for finding in findings])
         busy = waiting & (route.progress() < target)
@@ -112,10 +138,10 @@ def approach(route: AbstractRoute, tolerance: float) -> list[Finding]:
                 findings[i].is_done = True
         before = np.where(busy[:, None], now, before)
     for i, finding in enumerate(findings):
-        if finding.status is LimitStatus.UNCHECKED:
-            finding.point = route.propose(i)
-            if finding.point is not None:
-                finding.angle = angle_between(before[i], route.unit(finding.point))
+        if finding.status is LimitStatus.UNCHECKED and finding.point is not None:
+            finding.angle = angle_between(before[i], route.unit(finding.point))
+        if finding.status is LimitStatus.CERTIFIED and not late[i]:
+            finding.status = LimitStatus.EARLY
     return findings
 
 
@@ -140,15 +166,14 @@ def _judge(
     if not is_near:
         return
     if point.verdict is Verdict.SADDLE:
-        finding.saddles.append(unit)
+        finding.saddle = unit
     same = last is not None and angle_between(route.unit(last), unit) < _SAME
     shrinks = finding.angle < max(angle_between(before, unit), route.resolution)
     rests = angle_between(before, now) < _SAME
     if not (same and (shrinks or rests)):
         return
-    if point.verdict is Verdict.MINIMUM:
-        finding.status, finding.is_done = LimitStatus.CERTIFIED, True
-        finding.passed_saddle = bool(finding.saddles)
-    elif point.verdict is Verdict.SADDLE:
+    if point.verdict is Verdict.SADDLE:
         # Not done: further on the flow may leave it.
         finding.status = LimitStatus.SADDLE
+    elif point.verdict is Verdict.MINIMUM and not route.is_invaded(member, point):
+        finding.status, finding.is_done = LimitStatus.CERTIFIED, True

@@ -33,6 +33,8 @@ from ._integrate import Counted
 
 # A state whose least margin is below this is followed by its own flow to t = 2.5e30.
 _LATE = 50.0
+# Below this least gap probabilities are nearly equal, and nothing here holds.
+_LEAST_GAP = 1.0
 _LATE_LOG_TIME = 70.0
 _LATE_MAX_STEPS = 200_000
 _HELD_FROM = 1e4
@@ -54,12 +56,14 @@ _MAX_CALLS = 100_000
 # are dead.
 _DEAD = 1e-3
 _DYING = 0.3
+# One that a limit lacks has a growth exponent below this.
+_INVADING_GROWTH = 0.9
 # Growth exponents between dying and living.
 _LIVING = (0.5, 0.7, 0.3, 0.9)
 
 
 class FullRoute(AbstractRoute):
-    """Members of `GradientFlow`: models, leaves leading with the member axis."""
+    """Members of `GradientFlow`, as late class means."""
 
     targets = tuple(float(target) for target in _TARGETS)
     # At a held norm the direction settles where its ties are sharp to 1/norm.
@@ -130,6 +134,20 @@ class FullRoute(AbstractRoute):
             if point.verdict is Verdict.SADDLE and saddle is None:
                 saddle = point
         return saddle
+
+    def is_invaded(self, member: int, point: KKT) -> bool:
+        """Returns whether a singular value beyond the point's rank grows, or nearly."""
+        growth = singular_growth(self.means[member], self.depth)
+        beyond = growth[point.rank : self.ranks[member]]
+        return bool(np.any(beyond > _INVADING_GROWTH))
+
+    def is_late(self) -> np.ndarray:
+        """Returns which members have a least gap of `_LATE`."""
+        return np.min(gaps_of(self.means), axis=1) >= _LATE
+
+    def can_start(self) -> np.ndarray:
+        """Returns which members classify every class, by more than rounding."""
+        return np.min(gaps_of(self.means), axis=1) > _LEAST_GAP
 
     def unit(self, point: KKT) -> np.ndarray:
         """Returns a point's class means, of norm 1, (K²,)."""
@@ -329,10 +347,11 @@ def checked_means(
     means = np.asarray(state, float)
     is_batch = means.ndim == 3
     means = means if is_batch else means[None]
-    if means.ndim != 3 or means.shape[1] != means.shape[2] or means.shape[1] < 2:
+    square = means.ndim == 3 and means.shape[1] == means.shape[2] >= 2
+    if not square or not len(means):
         raise ValueError(
             "Class means of the logits must have the shape (K, K) or (members, K, K), "
-            f"K >= 2, but this has {np.shape(state)}."
+            f"K >= 2 and a member or more, but this has {np.shape(state)}."
         )
     right = np.all(np.isfinite(means), axis=(1, 2)) & np.all(gaps_of(means) > 0, axis=1)
     if not np.all(right):

@@ -42,16 +42,17 @@ def limit(
 
     **Arguments:**
 
-    - `flow`: a `HadamardFlow` of finite depth (its `depth` may be a vector, one for
-        each member), or a linear `GradientFlow` of cross-entropy without weight decay
-        and with as many examples in every class.
+    - `flow`: a `HadamardFlow` of finite depth (one for each member as `jax.vmap` makes
+        them, its `depth` a vector), or a linear `GradientFlow` of cross-entropy without
+        weight decay and with as many examples in every class.
     - `path_or_state`: a `Path`, of which the final state is taken, or a state; of one
-        member, or of a batch with a leading axis. Early states are followed first. Of
-        the full flow also late class means of the logits, (K, K) or (members, K, K),
-        with the flow's `depth` given.
+        member, or of a batch with a leading axis. Early states are followed first (from
+        very small starts `solve` does it better). Of the full flow also late class
+        means of the logits, (K, K) or (members, K, K), with the flow's `depth` given;
+        where their least gap is below 50, what they lead to is not certified.
     - `tolerance`: the largest residual of a certified limit.
-    - `name`: what to call a structure, from its class-mean logits (K, K); by default
-        `classify` does.
+    - `name`: what to call a structure, from its class-mean logits (K, K), once for all
+        of one rank, depth and objective (to 8 digits); by default `classify` does.
 
     **Returns:** a `Limit`.
 
@@ -64,6 +65,10 @@ def limit(
         limit = ufm.limit(flow, ufm.solve(flow, log_a0, stop=ufm.FinalTime(1e10)))
         limit.certified, limit.structure, limit.rank
     """
+    if not 0 < tolerance < 1:
+        raise ValueError(
+            f"Argument `tolerance` must be between 0 and 1, but is {tolerance}."
+        )
     if jnp.zeros(()).dtype != jnp.float64:
         raise ValueError(
             "`limit` needs float64: margins of 1e8 are compared to a few units. Set "
@@ -86,8 +91,8 @@ def _route(flow: AbstractFlow, state) -> tuple[AbstractRoute, bool]:
         return _full_route(flow, state)
     raise ValueError(
         "`limit` knows `HadamardFlow` and `GradientFlow`, but the flow is a "
-        f"{type(flow).__name__}. A `LayerwiseHadamardFlow` becomes balanced: give "
-        "`HadamardFlow` the products of its layers."
+        f"{type(flow).__name__}. Many flows of one kind are one flow made by "
+        "`jax.vmap`, as in jax.vmap(lambda L: HadamardFlow(16, L))(depths)."
     )
 
 
@@ -97,7 +102,8 @@ def _reduced_route(flow: HadamardFlow, state) -> tuple[AbstractRoute, bool]:
     if log_a.ndim not in (1, 2) or log_a.shape[-1] != modes or not len(log_a):
         raise ValueError(
             f"States of the reduced flow of K = {flow.num_classes} classes have shape "
-            f"({modes},) or (members, {modes}), but this has {log_a.shape}."
+            f"({modes},) or (members, {modes}), with a member or more, but this has "
+            f"{log_a.shape}."
         )
     is_batch = log_a.ndim == 2
     log_a = np.atleast_2d(log_a)
@@ -172,7 +178,7 @@ def _row(finding: Finding, route: AbstractRoute, member: int) -> dict[str, Any]:
     point = finding.point
     row = {
         "log_norm": finding.log_norm,
-        "passed_saddle": finding.passed_saddle,
+        "passed_saddle": finding.passed_saddle(route),
         "status": finding.status,
         "angle": finding.angle,
     }

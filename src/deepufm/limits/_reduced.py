@@ -42,6 +42,8 @@ _MAX_CALLS = 100_000  # some seconds; a decade takes a thousand
 _LIVING = (0.5, 0.7, 0.9, 0.3)
 # Smaller modes (e^-5 of the largest) may be growing beside a saddle.
 _INVADING = 5.0
+# A mode that a limit lacks has a growth exponent below this.
+_INVADING_GROWTH = 0.9
 # Points further than this (radians) are not where the flow is.
 _IN_SIGHT = 0.3
 # Margins above the least that may still be active, in units of 1 (Gibbs weight e^{-m}).
@@ -138,6 +140,21 @@ class ReducedRoute(AbstractRoute):
         stationary = point.verdict in (Verdict.MINIMUM, Verdict.SADDLE)
         return point if stationary else None
 
+    def is_invaded(self, member: int, point: KKT) -> bool:
+        """Returns whether a mode off the point's support grows, or nearly so."""
+        assert isinstance(point, ReducedKKT)
+        log_a = self.log_a[member]
+        growth = growth_exponents(log_a, float(self.depths[member]), self.psi)
+        return bool(np.any(growth[~point.support] > _INVADING_GROWTH))
+
+    def is_late(self) -> np.ndarray:
+        """Returns that all are: nothing is taken for granted."""
+        return np.ones(len(self.log_a), bool)
+
+    def can_start(self) -> np.ndarray:
+        """Returns that all can: early ones are followed, from any norm."""
+        return np.ones(len(self.log_a), bool)
+
     def unit(self, point: KKT) -> np.ndarray:
         """Returns a over its 2-norm."""
         assert isinstance(point, ReducedKKT)
@@ -201,8 +218,14 @@ def growth_exponents(log_a: np.ndarray, depth: float, psi: np.ndarray) -> np.nda
 
     **Arguments:** `psi`, their columns of Psi, (K-1, modes).
     """
-    margins = psi @ np.exp(log_a)
-    b = np.exp(np.min(margins) - margins) @ psi  # Psi is symmetric
-    share = np.exp(log_a - np.max(log_a))
-    rates = np.where(share > 0, b * share ** ((depth - 1) / (depth + 1)), 0)
-    return rates * np.sum(share) / np.sum(share * rates)
+    largest = np.max(log_a)
+    power = (depth - 1) / (depth + 1)
+    with np.errstate(over="ignore", invalid="ignore"):  # seen in what comes out
+        margins = psi @ np.exp(log_a)
+        b = np.exp(np.min(margins) - margins) @ psi  # Psi is symmetric
+        alive = log_a > -np.inf
+        below = np.where(alive, log_a - largest, 0)
+        # Not by a itself, which may be below the smallest float: a^p need not be.
+        rates = np.where(alive, b * np.exp(power * below), 0)
+        share = np.where(alive, np.exp(below), 0)
+        return rates * np.sum(share) / np.sum(share * rates)

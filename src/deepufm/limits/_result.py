@@ -19,10 +19,16 @@ class LimitStatus(enum.Enum):
     )
     UNSETTLED = (
         "At the largest norm followed, no stationary point was approached: modes were "
-        "still dying, or margins still meeting. The point given is the nearest found."
+        "still dying, or margins still meeting. The point given is what the last "
+        "reading suggests."
+    )
+    EARLY = (
+        "The flow approached a strict local minimum, but from a state too early for "
+        "layers and examples to agree, as was assumed: give one of a later time."
     )
     NOT_FOLLOWED = (
-        "The integration to large norms failed. Start from an earlier or later state."
+        "The integration to large norms failed, or the state misclassifies a class. "
+        "Solve it to a later time first."
     )
     UNCHECKED = (
         "The state given is past the largest norm that is followed, so that nothing "
@@ -74,8 +80,9 @@ class Limit:
     - `verdict`: a `Verdict`: second-order and, at L = 1, transverse.
     - `structure`: its name.
     - `start_angle`: between the state given and the limit, radians.
-    - `angle`: the same at the end of the continuation, at norm exp(`log_norm`).
-    - `passed_saddle`: a saddle was approached on the way, and left.
+    - `angle`: the same at the end of the continuation.
+    - `log_norm`: log ‖a‖_1, or log ‖Zbar‖_F, there, as if it had not been held.
+    - `passed_saddle`: a saddle was within 0.1 rad on the way, and left.
     - `status`: a `LimitStatus`.
     """
 

@@ -27,8 +27,8 @@ from ._layout import OUTCOMES
 from ._spec import AXES
 
 GROUP = "limits"
-# Codes of `status`; 0 is a member that never reached its stop, or whose state was late
-# enough for nothing (it misclassifies a class).
+# Codes of `status`; 0 is a member that is missing, did not reach its stop, has no
+# finite depth, or misclassifies a class.
 STATUSES = ("none", *(status.name.lower() for status in LimitStatus))
 _NUMBERS = {
     "objective": "sum of sigma^(2/(L+1)) at a least gap of 1 (P1 eq. 24 over L+1)",
@@ -39,7 +39,7 @@ _NUMBERS = {
     "angle": "angle between the end of the continuation and the limit, radians",
     "log_norm": "natural logarithm of the norm at the end of the continuation",
 }
-_VERDICTS = tuple(verdict.name.lower() for verdict in Verdict)
+_VERDICTS = ("none", *(verdict.name.lower() for verdict in Verdict))
 _STATES = ("final_log_modes", "final_class_means")
 Task = tuple[str, int, float, np.ndarray]
 
@@ -65,11 +65,16 @@ def sweep_limits(
     such limits or it was written by an older deepufm; and without float64.
     """
     name = next((name for name in _STATES if name in dataset), None)
+    if not np.any(dataset.outcome):
+        raise ValueError(
+            "No member of this sweep is done yet; `deepufm sweep` with --resume goes "
+            "on with it."
+        )
     if name is None:
         raise ValueError(
-            "This sweep keeps no states to go on from. From deepufm 0.3 on sweeps do, "
-            "of the reduced flow and of the linear full flow of cross-entropy with "
-            "classes of one size and no weight decay: run it again."
+            "This sweep keeps no states to go on from. Only those of the reduced flow "
+            "do, and of the linear full flow of cross-entropy with classes of one size "
+            "and no weight decay, written by deepufm 0.3 or later."
         )
     if jnp.zeros(()).dtype != jnp.float64:
         raise ValueError("Limits need float64: set `jax_enable_x64`.")
@@ -78,9 +83,10 @@ def sweep_limits(
     work = [_task(dataset, name, cell) for cell in cells]
     chosen = [index for index, (task, _) in enumerate(work) if len(task[3])]
     tasks = [(*work[index][0], tolerance) for index in chosen]
-    results = (map if executor is None else executor.map)(_limits_of, *zip(*tasks))
+    share = map if executor is None else executor.map
+    results = share(_limits_of, *zip(*tasks)) if tasks else ()
     columns = _Columns(dataset, name)
-    for index, found in zip(chosen, results if tasks else ()):
+    for index, found in zip(chosen, results):
         columns.put(cells[index], work[index][1], found)
         if progress is not None:
             progress(len(found.status))
@@ -120,6 +126,7 @@ def _task(dataset: xr.Dataset, name: str, cell) -> tuple[Task, np.ndarray]:
     num_classes = int(here.num_classes)
     states = np.asarray(here[name])
     reached = np.asarray(here.outcome) == OUTCOMES.index("reached")
+    reached &= np.isfinite(float(here.depth))
     if name == "final_log_modes":
         states = states[:, : num_classes - 1]
         per_class = 1
@@ -174,10 +181,10 @@ class _Columns:
             self.status[at] = STATUSES.index(found.status[i].name.lower())
             self.rank[at] = found.rank[i]
             self.passed_saddle[at] = found.passed_saddle[i]
-            name = str(found.structure[i])
-            if name not in self.structures:
-                self.structures.append(name)
-            self.structure[at] = self.structures.index(name)
+            structure = str(found.structure[i])
+            if structure not in self.structures:
+                self.structures.append(structure)
+            self.structure[at] = self.structures.index(structure)
             self.verdict[at] = _VERDICTS.index(found.verdict[i].name.lower())
             for name, column in self.numbers.items():
                 column[at] = getattr(found, name)[i]
