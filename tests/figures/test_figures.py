@@ -84,6 +84,18 @@ def test_sweep_figure_of_any_grid(sizes, lines, label, drawn):
         assert len(panel[2]) == lines
 
 
+@pytest.mark.parametrize("depths", [[2.0, np.inf], [np.inf]])
+def test_infinite_depth_has_a_place(depths, drawn, tmp_path):
+    dataset = _dataset(depth=len(depths)).assign_coords(depth=depths)
+    sweep_figure(dataset, "unused.png")
+    assert np.isfinite(drawn[0][0][3][0]).all()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("deepufm.figures._sweep.save", lambda figure, _: figure)
+        figure = sweep_figure(dataset)
+    assert figure.axes[0].get_xticklabels()[-1].get_text() == "∞"
+    figure.savefig(tmp_path / "figure.png")
+
+
 def test_one_seed_has_no_spread(drawn):
     sweep_figure(_dataset(seeds=1, depth=3).isel(depth=slice(1, None)), "x.png")
     assert np.isfinite(drawn[0][0][2][0]).all()

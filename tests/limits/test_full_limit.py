@@ -162,6 +162,13 @@ def test_a_bottleneck_keeps_the_softmax_code_of_its_width():
     assert list(free.structure) == ["simplex ETF"] * 2
 
 
+def test_a_model_of_zeros_never_trains():
+    zeros = jax.tree.map(jnp.zeros_like, late_models(ufm.Structure.SIMPLEX_ETF, 3, 1))
+    found = ufm.limit(ufm.GradientFlow(ufm.CrossEntropy(), 2), zeros)
+    assert {status.name for status in found.status} == {"NOT_FOLLOWED"}
+    assert np.all(np.isnan(found.objective))
+
+
 def test_early_class_means_are_followed_and_not_certified():
     flow = ufm.GradientFlow(ufm.CrossEntropy(), 1, depth=2)
     means = np.asarray(ufm.simplex_etf(3)) + 0.01 * np.diag([1.0, 0, 0])

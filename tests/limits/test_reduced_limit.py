@@ -153,6 +153,8 @@ def test_shares_count_every_member(limits):
     expected = [(centre - half) / (1 + z**2 / n), (centre + half) / (1 + z**2 / n)]
     np.testing.assert_allclose([shares[-1].low, shares[-1].high], expected, rtol=1e-9)
     assert str(limits).startswith("13 of 14 certified")
+    assert "simplex ETF, rank 7, objective 7, L = 1" in str(limits)
+    np.testing.assert_array_equal(limits.depth, DEPTHS)
 
 
 def test_one_member_of_a_batch_reads_like_one(limits):

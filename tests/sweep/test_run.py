@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
 import deepufm as ufm
 from deepufm._types import Tracer
@@ -151,8 +152,23 @@ def test_limits_of_a_sweep(reduced_sweep):
     assert set(table.status) == {"certified", "none"}
 
 
+def test_members_that_never_got_there_have_none(reduced_sweep):
+    failed = reduced_sweep.assign(outcome=xr.full_like(reduced_sweep.outcome, 2))
+    limits = sweep_limits(failed)
+    assert (limits.status == STATUSES.index("none")).all()
+    assert np.isnan(limits.objective).all()
+    assert list(summarise_limits(limits).status.unique()) == ["none"]
+    infinite = reduced_sweep.assign_coords(depth=[1.0, np.inf])
+    status = sweep_limits(infinite).status.squeeze()
+    assert (status.sel(depth=np.inf) == STATUSES.index("none")).all()
+    assert (status.sel(depth=1) == STATUSES.index("certified")).all()
+
+
 @pytest.mark.usefixtures("unhooked")
 def test_a_sweep_without_states_has_no_limits(reduced_sweep):
+    nothing = reduced_sweep.assign(outcome=xr.zeros_like(reduced_sweep.outcome))
+    with pytest.raises(ValueError, match="No member of this sweep is done yet"):
+        sweep_limits(nothing)
     with pytest.raises(ValueError, match="keeps no states"):
         sweep_limits(reduced_sweep.drop_vars("final_log_modes"))
 

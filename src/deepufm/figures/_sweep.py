@@ -63,7 +63,9 @@ def sweep_figure(
             if across in ("scale", "width"):
                 panel.set_xscale("log")
             elif dataset.sizes[across] <= 16:
-                panel.set_xticks(dataset[across].values)
+                points = dataset[across].values
+                names = [f"{point:g}".replace("inf", "∞") for point in points]
+                panel.set_xticks(_places(points), names)
         if len(varying) > 1:
             axes[0, 0].legend(fontsize=8)
         text = _title(dataset, varying, len(lines))
@@ -84,7 +86,7 @@ def _error_bars(panel, line, across, others, varying, index) -> None:
     names = [axis for axis in others if axis in varying]
     label = ", ".join(f"{_SYMBOLS[axis]} = {point[axis]:g}" for axis in names)
     panel.errorbar(
-        line[across].values,
+        _places(line[across].values),
         mean,
         yerr=spread,
         color=COLOURS[index],
@@ -93,6 +95,12 @@ def _error_bars(panel, line, across, others, varying, index) -> None:
         capsize=3,
         label=label or None,
     )
+
+
+def _places(values: np.ndarray) -> np.ndarray:
+    """Returns where values stand; infinite depth one beyond the largest other."""
+    finite = np.isfinite(values)
+    return np.where(finite, values, np.max(values[finite], initial=0) + 1)
 
 
 def _title(dataset: xr.Dataset, varying: list[str], num_lines: int) -> str:

@@ -83,7 +83,8 @@ class FullRoute(AbstractRoute):
     def directions(self) -> np.ndarray:
         """Returns class means of Frobenius norm 1, (members, K²)."""
         flat = self.means.reshape(len(self.means), -1)
-        return flat / np.linalg.norm(flat, axis=1, keepdims=True)
+        norms = np.linalg.norm(flat, axis=1, keepdims=True)
+        return flat / np.where(norms > 0, norms, 1)
 
     def progress(self) -> np.ndarray:
         """Returns log ‖Zbar‖_F, (members,), counted on where it is held."""
@@ -91,7 +92,8 @@ class FullRoute(AbstractRoute):
 
     def log_norms(self) -> np.ndarray:
         """Returns log ‖Zbar‖_F, (members,), counted on where it is held."""
-        return np.log(np.linalg.norm(self.means, axis=(1, 2))) + self.held
+        norms = np.linalg.norm(self.means, axis=(1, 2))
+        return np.log(np.maximum(norms, np.finfo(float).tiny)) + self.held
 
     def advance(self, target: float, busy: np.ndarray) -> np.ndarray:
         """Integrates the class means of the busy members, one by one."""

@@ -177,6 +177,7 @@ def _row(finding: Finding, route: AbstractRoute, member: int) -> dict[str, Any]:
     """Returns one member's fields of `Limit`, but for the structure's name."""
     point = finding.point
     row = {
+        "depth": route.depth_of(member),
         "log_norm": finding.log_norm,
         "passed_saddle": finding.passed_saddle(route),
         "status": finding.status,

@@ -40,7 +40,8 @@ class LimitStatus(enum.Enum):
 class Share:
     """One kind of limit among many members.
 
-    - `structure`, `rank`, `objective`: what they have in common.
+    - `structure`, `rank`, `objective`, `depth` L: what they have in common; rank 0 and
+        depth NaN for all that are not certified.
     - `count`: how many members end there; `fraction` of all.
     - `low`, `high`: Wilson's 95 % confidence interval of that fraction.
     """
@@ -48,6 +49,7 @@ class Share:
     structure: str
     rank: int
     objective: float
+    depth: float
     count: int
     fraction: float
     low: float
@@ -58,6 +60,7 @@ class _Kind(NamedTuple):
     structure: str
     rank: int  # 0 if not certified
     objective: float
+    depth: float  # NaN would not be equal to itself
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Limit:
         of the logits, (members, K, K), of Frobenius norm 1.
     - `duals`: the multipliers of the margins, at a smallest margin of 1: (members, K-1)
         or, for the gap of class c over class k, at [k, c] of (members, K, K).
+    - `depth`: L.
     - `rank`: of the logits.
     - `objective`: sum of sigma_i^q, q = 2/(L+1), of the class means of the logits
         scaled to a smallest gap of 1 (P1 eq. 24 over L+1).
@@ -88,6 +92,7 @@ class Limit:
 
     direction: np.ndarray
     duals: np.ndarray
+    depth: np.ndarray
     rank: np.ndarray
     objective: np.ndarray
     logit_margin: np.ndarray
@@ -115,8 +120,8 @@ class Limit:
     def shares(self, confidence: float = 0.95) -> list[Share]:
         """Returns which limits are certified, and how often, the commonest first.
 
-        Limits are alike whose structure, rank and objective (to 1e-8) are. Fractions
-        are of all members; what is not certified comes last, by its status.
+        Limits are alike whose structure, rank, depth and objective (to 1e-8) are.
+        Fractions are of all members; what is not certified comes last, by its status.
         """
         flat = self if self.status.ndim else _in_a_batch(self)
         total = len(flat.status)
@@ -131,6 +136,7 @@ class Limit:
                     kind.structure,
                     kind.rank,
                     kind.objective,
+                    kind.depth if kind.rank else np.nan,
                     count,
                     count / total,
                     float(interval.low),
@@ -141,9 +147,13 @@ class Limit:
 
     def _kind(self, member: int) -> "_Kind":
         if not self.certified[member]:
-            return _Kind(f"not certified ({self.status[member].name.lower()})", 0, 0.0)
+            status = self.status[member].name.lower()
+            return _Kind(f"not certified ({status})", 0, 0.0, 0.0)
         objective = float(f"{self.objective[member]:.8g}")
-        return _Kind(str(self.structure[member]), int(self.rank[member]), objective)
+        depth = float(self.depth[member])
+        return _Kind(
+            str(self.structure[member]), int(self.rank[member]), objective, depth
+        )
 
     def __str__(self) -> str:
         """Says how many are certified and what they are."""
@@ -152,6 +162,7 @@ class Limit:
             return (
                 f"{known}{self.status.item().name.lower()}: {self.status.item().value}"
             )
+        several = len(set(self.depth.tolist())) > 1
         lines = [f"{int(np.sum(self.certified))} of {len(self.status)} certified"]
         for share in self.shares():
             lines.append(
@@ -159,6 +170,7 @@ class Limit:
                 f"({share.low:.1%} to {share.high:.1%})  {share.structure}"
                 + (f", rank {share.rank}, " if share.rank else "")
                 + (f"objective {share.objective:.6g}" if share.rank else "")
+                + (f", L = {share.depth:g}" if share.rank and several else "")
             )
         return "\n".join(lines)
 
