@@ -133,8 +133,10 @@ from .geometry import (
     sylvester_hadamard as sylvester_hadamard,
 )
 from .limits import (
+    Basin as Basin,
     Limit as Limit,
     LimitStatus as LimitStatus,
+    basins as basins,
     limit as limit,
 )
 from .models import (

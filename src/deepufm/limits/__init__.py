@@ -4,6 +4,7 @@ A package of its own, after `analysis` and `ensemble`, since limits take both: t
 judgement of stationary points and the integration of many members.
 """
 
+from ._basins import Basin as Basin, basins as basins
 from ._limit import limit as limit
 from ._result import (
     Limit as Limit,
