@@ -6,7 +6,7 @@ import pytest
 import xarray as xr
 
 from deepufm import cli
-from deepufm.cli._landscape import _executor
+from deepufm.cli._output import processes
 
 SMALL = "landscape --num-classes 4:5 --depths 1:3 --starts 1 --workers 1"
 
@@ -59,9 +59,9 @@ def test_a_structure_without_a_name_is_a_line_with_what_it_saves(capsys):
 
 
 def test_workers_are_as_many_as_there_is_work_for():
-    with _executor(4, 1) as executor:
+    with processes(4, 1) as executor:
         assert executor is None
-    with _executor(1, 9) as executor:
+    with processes(1, 9) as executor:
         assert executor is None
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import deepufm as ufm
+from deepufm.limits import mean_logits
 from deepufm.limits._full import BalancedRate, singular_growth
 
 
@@ -178,3 +179,29 @@ def test_early_class_means_are_followed_and_not_certified():
     ]  # fmt: skip
     assert list(found.structure) == ["simplex ETF", "simplex ETF", ""]
     assert np.isnan(found.objective[2])
+
+
+def test_mean_logits_are_those_of_the_model():
+    rng = np.random.default_rng(6)
+    head, hidden, features = (
+        rng.normal(size=shape) for shape in [(2, 3, 4), (2, 2, 4, 4), (2, 4, 6)]
+    )
+    model = ufm.DeepUFM(*(jnp.asarray(x[0]) for x in (head, hidden, features)))
+    stacked = eqx.tree_at(
+        lambda m: (m.head, m.hidden, m.features), model, (head, hidden, features)
+    )
+    found = mean_logits(stacked, 2)
+    for i in range(2):
+        logits = head[i] @ hidden[i, 1] @ hidden[i, 0] @ features[i]
+        expected = (logits[:, 0::2] + logits[:, 1::2]) / 2
+        np.testing.assert_allclose(found[i], expected, rtol=1e-12)
+
+
+def test_what_is_added_to_a_column_changes_nothing():
+    flow = ufm.GradientFlow(ufm.CrossEntropy(), 1, depth=2)
+    means = 200 * np.asarray(ufm.simplex_etf(4)) + np.diag([1.0, 2, 3, 4])
+    shifted = means + np.asarray([3e3, -500.0, 0.0, 1e3])
+    plain, moved = ufm.limit(flow, means), ufm.limit(flow, shifted)
+    assert moved.certified
+    np.testing.assert_allclose(moved.start_angle, plain.start_angle, rtol=1e-9)
+    np.testing.assert_allclose(moved.direction, plain.direction, atol=1e-12)

@@ -13,7 +13,7 @@ import scipy.integrate
 from oracles import kkt_points
 
 import deepufm as ufm
-from deepufm.limits._reduced import growth_exponents
+from deepufm.limits._reduced import ReducedRoute, growth_exponents
 
 K = 8
 RANDOM = 10
@@ -141,6 +141,14 @@ def test_growth_exponents_are_the_flow_s():
     expected = rates * np.sum(a) / np.sum(a * rates)
     found = growth_exponents(log_a, 2.5, np.asarray(ufm.psi_matrix(K)))
     np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_a_growth_that_overflows_is_no_absence_of_growth():
+    point = ufm.reduced_kkt(np.asarray([1.0, 1.0, 0.0]), 2)
+    states = np.stack([np.full(3, 800.0), np.log([5.0, 5.0, 1e-9])])
+    route = ReducedRoute(4, np.full(2, 2.0), states)
+    assert route.is_invaded(0, point)
+    assert not route.is_invaded(1, point)
 
 
 def test_shares_count_every_member(limits):

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from .._types import SquareMatrix
+from ..geometry import angle_between
 from ._fixed_rank import FixedRank, gap_matrices, gaps_of, least_gap, pooled
 from ._matrix_kkt import (
     MatrixKKT,
@@ -98,7 +99,7 @@ def polish(
     if not least_gap(point.logits) > 0:
         return Polished(matrix_kkt(point.logits, depth), 0.0, 0, ())
     found, steps, saddles = _descend(point.scaled(), depth)
-    return Polished(found, _angle(centred, found.logits), steps, saddles)
+    return Polished(found, angle_between(centred, found.logits), steps, saddles)
 
 
 def _descend(point, depth):
@@ -163,7 +164,7 @@ def _is_ahead(end, found, point, size) -> bool:
     reach = 3 * size + 1e-7
     if found.curvature > 0:
         reach = max(reach, _CLOSE)
-    near = _angle(end.logits, point.logits) < reach
+    near = angle_between(end.logits, point.logits) < reach
     return near and end.objective < (1 + 1e-9) * point.objective
 
 
@@ -336,11 +337,3 @@ def _mended(point, step, active):
         return None
     point = point.moved(step)
     return point.scaled() if least_gap(point.logits) > 0 else None
-
-
-def _angle(first, second) -> float:
-    """Returns the angle between two matrices, in radians, accurate near 0."""
-    first, second = (x / np.linalg.norm(x) for x in (first, second))
-    return 2 * float(
-        np.arctan2(np.linalg.norm(first - second), np.linalg.norm(first + second))
-    )

@@ -16,6 +16,7 @@ from ._build import (
 )
 from ._families import default_time, describe_model, one_member
 from ._options import Show, Solve, Status, Sweep
+from ._output import draw
 from ._progress import Progress
 
 if TYPE_CHECKING:
@@ -140,14 +141,9 @@ def _print_table(dataset) -> None:
 def _draw(dataset, picture: Path) -> None:
     from ..figures import sweep_figure
 
-    try:
-        sweep_figure(dataset, picture, title=dataset.attrs.get("title", ""))
-    except OSError as error:
-        raise ValueError(
-            f"the picture {picture} cannot be written ({error.strerror}); the store is "
-            "whole, and `deepufm show` draws it again."
-        ) from error
-    print(f"picture  {picture}")
+    title = dataset.attrs.get("title", "")
+    kept = "the store is whole, and `deepufm show` draws it again"
+    draw(picture, lambda path: sweep_figure(dataset, path, title=title), kept)
 
 
 def run_solve_command(command: Solve) -> int:

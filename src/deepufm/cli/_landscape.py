@@ -2,15 +2,13 @@
 
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ._build import read_numbers, whole_numbers
 from ._options import MaybeWhole, Values
+from ._output import draw, processes
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -61,13 +59,11 @@ def run_landscape_command(command: Landscape) -> int:
     depths = read_numbers("depths", command.depths)
     picture = command.out.with_suffix(".png")
     _check_outputs(command, picture)
-    if command.workers is not None and command.workers < 1:
-        raise ValueError(f"--workers must be at least 1, but is {command.workers}.")
     from ..analysis import phase_diagram
     from ..figures import landscape_figure
 
     started = time.perf_counter()
-    with _executor(command.workers, len(classes)) as executor:
+    with processes(command.workers, len(classes)) as executor:
         diagram = phase_diagram(
             classes,
             depths,
@@ -80,11 +76,16 @@ def run_landscape_command(command: Landscape) -> int:
     print(f"\n{len(classes) * len(depths)} optima in ", end="")
     print(f"{time.perf_counter() - started:.1f} s")
     _write(diagram.to_dataset(), command.out)
-    landscape_figure(diagram, picture, title="Least norm at infinity")
     reader = (
         "pandas.read_csv" if command.out.suffix == ".csv" else "xarray.open_dataset"
     )
-    print(f"results  {command.out}  ({reader})\npicture  {picture}")
+    print(f"results  {command.out}  ({reader})")
+    title = "Least norm at infinity"
+    draw(
+        picture,
+        lambda path: landscape_figure(diagram, path, title=title),
+        f"the results are in {command.out}",
+    )
     return int(not all(cell.certified for row in diagram.rows for cell in row))
 
 
@@ -97,26 +98,6 @@ def _check_outputs(command: Landscape, picture: Path) -> None:
     if not (command.overwrite and command.out.is_file()):
         check_output(command.out, overwrite=command.overwrite)
     check_output(picture, overwrite=command.overwrite)
-
-
-@contextmanager
-def _executor(workers: int | None, tasks: int) -> Iterator[Executor | None]:
-    """Yields processes to share the work, or None where one is enough."""
-    from ..ensemble import available_cores
-
-    workers = min(workers or available_cores(), tasks)
-    if workers == 1:
-        yield None
-        return
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    # JAX has threads, which a fork would not survive.
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _print_table(diagram: "PhaseDiagram") -> None:

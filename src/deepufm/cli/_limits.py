@@ -2,7 +2,6 @@
 
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from ._options import MaybeWhole
+from ._output import draw, processes
 
 # Fewer members than this are done before other processes have started: 12 ms and 1 s
 # each, against some 7 s to start two.
@@ -60,8 +60,6 @@ def run_limit_command(command: Limit) -> int:
         write_limits,
     )
 
-    if command.workers is not None and command.workers < 1:
-        raise ValueError(f"--workers must be at least 1, but is {command.workers}.")
     dataset = open_sweep(command.store).load()
     if not 0 < command.tolerance < 1:
         raise ValueError(
@@ -70,18 +68,18 @@ def run_limit_command(command: Limit) -> int:
     total = int((dataset.outcome == OUTCOMES.index("reached")).sum())
     started = time.perf_counter()
     few = next((count for name, count in _FEW.items() if name in dataset), 0)
-    executor = _executor(command.workers, total < few)
-    with tqdm(total=total, unit="member", disable=not sys.stderr.isatty()) as bar:
-        try:
-            limits = sweep_limits(
-                dataset,
-                tolerance=command.tolerance,
-                executor=executor,
-                progress=bar.update,
-            )
-        finally:
-            if executor is not None:
-                executor.shutdown(cancel_futures=True)
+    # No other processes for few members, unless they are asked for.
+    tasks = 1 if command.workers is None and total < few else total
+    with (
+        processes(command.workers, tasks) as executor,
+        tqdm(total=total, unit="member", disable=not sys.stderr.isatty()) as bar,
+    ):
+        limits = sweep_limits(
+            dataset,
+            tolerance=command.tolerance,
+            executor=executor,
+            progress=bar.update,
+        )
     write_limits(command.store, limits)
     table = summarise_limits(limits)
     print(table.to_string(index=False, float_format="%.4g", na_rep="-"))
@@ -98,25 +96,10 @@ def run_limit_command(command: Limit) -> int:
     print(f'results  {command.store}  (xarray.open_zarr, group="limits")')
     name = command.store.name.removesuffix(".zarr") + "-limits.png"
     picture = command.picture or command.store.with_name(name)
-    try:
-        limits_figure(limits, picture, title=dataset.attrs.get("title", ""))
-    except OSError as error:
-        raise ValueError(
-            f"the picture {picture} cannot be written ({error.strerror}); the limits "
-            "are in the store."
-        ) from error
-    print(f"picture  {picture}")
+    title = dataset.attrs.get("title", "")
+    draw(
+        picture,
+        lambda path: limits_figure(limits, path, title=title),
+        "the limits are in the store",
+    )
     return int(done < dataset.outcome.size)
-
-
-def _executor(workers: int | None, few: bool) -> ProcessPoolExecutor | None:
-    """Returns processes for the members, none where they would not pay."""
-    import multiprocessing
-
-    from ..ensemble import available_cores
-
-    count = workers or available_cores()
-    if count == 1 or (workers is None and few):
-        return None
-    # Forked, JAX's threads would be missing.
-    return ProcessPoolExecutor(count, multiprocessing.get_context("spawn"))

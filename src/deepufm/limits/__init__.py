@@ -5,9 +5,15 @@ judgement of stationary points and the integration of many members.
 """
 
 from ._basins import Basin as Basin, basins as basins
+from ._full import (
+    is_plain as is_plain,
+    least_gaps as least_gaps,
+    mean_logits as mean_logits,
+)
 from ._limit import limit as limit
 from ._result import (
     Limit as Limit,
     LimitStatus as LimitStatus,
     Share as Share,
+    wilson as wilson,
 )

@@ -4,11 +4,11 @@ At t = 1e300 a direction may be far from its limit: it is approached like 1/log 
 modes die and margins meet. So each member is followed from norm to norm. At each a
 *route* proposes the stationary point that the state seems to head for. When two
 readings in a row propose the same one, a strict local minimum, and the angle to it has
-shrunk between them (or the direction rests, where a norm is held), and no mode that the
-point lacks grows, it is certified. That last condition is not in the point: for L > 1
-dead modes stay dead, but a mode that is merely tiny may be growing, unseen by the
-angle, if the model is hardly deeper than 1. A point that only looks stationary from
-afar is given up as the flow leaves it: that is how saddles are told.
+shrunk between them, and no mode that the point lacks grows, it is certified; a
+direction that merely rests beside a point is not. The condition on modes is not in the
+point: for L > 1 dead ones stay dead, but one that is merely tiny may be growing, unseen
+by the angle, if the model is hardly deeper than 1. A point that only looks stationary
+from afar is given up as the flow leaves it: that is how saddles are told.
 """
 
 import abc
@@ -32,7 +32,7 @@ KKT = ReducedKKT | MatrixKKT
 class AbstractRoute(abc.ABC):
     """How members of one kind of flow are followed, and what they head for."""
 
-    targets: tuple[float, ...]  # readings of `progress`, rising
+    targets: tuple[float, ...]  # readings of `log_norms`, rising
     resolution: float  # angles below this need not shrink
     per_class: int
     shape: tuple[int, ...]
@@ -42,12 +42,11 @@ class AbstractRoute(abc.ABC):
         """Returns the members' directions now, (members, numbers), of 2-norm 1."""
 
     @abc.abstractmethod
-    def progress(self) -> np.ndarray:
-        """Returns how far each member is, in the unit of `targets`, (members,)."""
-
-    @abc.abstractmethod
     def log_norms(self) -> np.ndarray:
-        """Returns log of the 1-norm of a, or of the logits' Frobenius norm."""
+        """Returns log of the 1-norm of a, or of the logits' Frobenius norm, (members,).
+
+        Counted on where the norm is held.
+        """
 
     @abc.abstractmethod
     def advance(self, target: float, busy: np.ndarray) -> np.ndarray:
@@ -59,7 +58,7 @@ class AbstractRoute(abc.ABC):
 
     @abc.abstractmethod
     def is_invaded(self, member: int, point: KKT) -> bool:
-        """Returns whether a mode that the point lacks grows, or nearly so."""
+        """Returns whether a mode that the point lacks grows, nearly so, or maybe so."""
 
     @abc.abstractmethod
     def is_late(self) -> np.ndarray:
@@ -120,11 +119,11 @@ def approach(route: AbstractRoute, tolerance: float) -> list[Finding]:
         finding.log_norm = float(log_norm)
         if not starts[i]:
             finding.status, finding.is_done = LimitStatus.NOT_FOLLOWED, True
-        elif route.progress()[i] >= route.targets[0]:
+        elif route.log_norms()[i] >= route.targets[0]:
             finding.point = route.propose(i)  # a first reading
     for target in route.targets:
         waiting = np.asarray([not finding.is_done for finding in findings])
-        busy = waiting & (route.progress() < target)
+        busy = waiting & (route.log_norms() < target)
         if not np.any(busy):
             continue
         arrived = route.advance(target, busy)
@@ -169,8 +168,7 @@ def _judge(
         finding.saddle = unit
     same = last is not None and angle_between(route.unit(last), unit) < _SAME
     shrinks = finding.angle < max(angle_between(before, unit), route.resolution)
-    rests = angle_between(before, now) < _SAME
-    if not (same and (shrinks or rests)):
+    if not (same and shrinks):
         return
     if point.verdict is Verdict.SADDLE:
         # Not done: further on the flow may leave it.

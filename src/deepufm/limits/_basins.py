@@ -4,18 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.stats
 
 from ..analysis import AtlasEntry, Verdict, atlas
 from ..dynamics import HadamardFlow
 from ._limit import limit
+from ._result import wilson
 
 
 @dataclass(frozen=True)
 class Basin:
     """An orbit of limits, and the share of starts that go to any of its points.
 
-    - `entry`: the `AtlasEntry`; `None` for starts whose limit is not certified.
+    - `entry`: the `AtlasEntry`; `None` for starts whose limit is not certified, or in
+        no entry.
     - `count` of the starts, as a `fraction`; `low`, `high`: Wilson's 95 % interval.
     """
 
@@ -74,7 +75,10 @@ def basins(
         found = limit(HadamardFlow(num_classes, depth), np.log(a), name=lambda _: "")
     counts = [0] * len(entries)
     for direction in found.direction[found.certified]:
-        counts[next(i for i, e in enumerate(entries) if e.matches(direction))] += 1
+        matching = [i for i, e in enumerate(entries) if e.matches(direction)]
+        # The atlas has all minima: none, if it were so, is counted with the others.
+        if matching:
+            counts[matching[0]] += 1
     ends: list[tuple[AtlasEntry | None, int]] = list(zip(entries, counts))
     ends.sort(key=lambda end: -end[1])
     if sum(counts) < starts:
@@ -83,6 +87,5 @@ def basins(
 
 
 def _basin(entry: AtlasEntry | None, count: int, starts: int) -> Basin:
-    interval = scipy.stats.binomtest(count, starts).proportion_ci(method="wilson")
-    low, high = float(interval.low), float(interval.high)
+    low, high = wilson(count, starts)
     return Basin(entry, count, count / starts, low, high)

@@ -66,6 +66,7 @@ class FullRoute(AbstractRoute):
     """Members of `GradientFlow`, as late class means."""
 
     targets = tuple(float(target) for target in _TARGETS)
+    held_norms = dict(zip(targets[1:], _HELD.values(), strict=True))
     # At a held norm the direction settles where its ties are sharp to 1/norm.
     resolution = 10 / _HELD_FROM
 
@@ -86,10 +87,6 @@ class FullRoute(AbstractRoute):
         norms = np.linalg.norm(flat, axis=1, keepdims=True)
         return flat / np.where(norms > 0, norms, 1)
 
-    def progress(self) -> np.ndarray:
-        """Returns log ‖Zbar‖_F, (members,), counted on where it is held."""
-        return self.log_norms()
-
     def log_norms(self) -> np.ndarray:
         """Returns log ‖Zbar‖_F, (members,), counted on where it is held."""
         norms = np.linalg.norm(self.means, axis=(1, 2))
@@ -98,16 +95,13 @@ class FullRoute(AbstractRoute):
     def advance(self, target: float, busy: np.ndarray) -> np.ndarray:
         """Integrates the class means of the busy members, one by one."""
         arrived = np.zeros(len(busy), bool)
-        which = self.targets.index(target)
-        is_held = which > 0
+        is_held = target in self.held_norms
         reached = self.log_norms()
         for i in np.flatnonzero(busy).tolist():
             self.ranks[i] = self._rank_left(i)
             start = self.means[i]
             if is_held:
-                start = start * (
-                    list(_HELD.values())[which - 1] / np.linalg.norm(start)
-                )
+                start = start * (self.held_norms[target] / np.linalg.norm(start))
             rate = Counted(BalancedRate(self.depth, self.ranks[i], is_held), _MAX_CALLS)
             norm = float(np.linalg.norm(start))
             rtol = min(_RTOL, _GAP_ERROR / norm)
@@ -141,20 +135,20 @@ class FullRoute(AbstractRoute):
         """Returns whether a singular value beyond the point's rank grows, or nearly."""
         growth = singular_growth(self.means[member], self.depth)
         beyond = growth[point.rank : self.ranks[member]]
-        return bool(np.any(beyond > _INVADING_GROWTH))
+        # So that a growth that is not known (NaN) counts as one.
+        return not np.all(beyond <= _INVADING_GROWTH)
 
     def is_late(self) -> np.ndarray:
         """Returns which members have a least gap of `_LATE`."""
-        return np.min(gaps_of(self.means), axis=1) >= _LATE
+        return least_gaps(self.means) >= _LATE
 
     def can_start(self) -> np.ndarray:
         """Returns which members classify every class, by more than rounding."""
-        return np.min(gaps_of(self.means), axis=1) > _LEAST_GAP
+        return least_gaps(self.means) > _LEAST_GAP
 
     def unit(self, point: KKT) -> np.ndarray:
         """Returns a point's class means, of norm 1, (K²,)."""
-        logits = self.logits(point)
-        return np.ravel(logits / np.linalg.norm(logits))
+        return np.ravel(self.direction(point))
 
     def direction(self, point: KKT) -> np.ndarray:
         """Returns a point's class means, of norm 1, (K, K)."""
@@ -247,12 +241,11 @@ def singular_growth(means: np.ndarray, depth: int) -> np.ndarray:
     return rates * np.sum(share) / np.sum(share * rates)
 
 
-def gaps_of(means: np.ndarray) -> np.ndarray:
-    """Returns Z_cc - Z_kc of all pairs of classes, (members, K(K-1))."""
+def least_gaps(means: np.ndarray) -> np.ndarray:
+    """Returns the smallest Z_cc - Z_kc over pairs of classes, (members,)."""
     own = np.diagonal(means, axis1=1, axis2=2)
     gaps = own[:, None, :] - means
-    off = ~np.eye(means.shape[1], dtype=bool)
-    return gaps[:, off]
+    return np.min(gaps[:, ~np.eye(means.shape[1], dtype=bool)], axis=1)
 
 
 def late_means(flow: GradientFlow, models: DeepUFM) -> np.ndarray:
@@ -261,8 +254,8 @@ def late_means(flow: GradientFlow, models: DeepUFM) -> np.ndarray:
     Members that are early are followed by their own flow; meanwhile the others rest.
     """
     assert isinstance(flow.per_class, int)
-    means = _class_means(models, flow.per_class)
-    early = ~(np.min(gaps_of(means), axis=1) >= _LATE)
+    means = centred(mean_logits(models, flow.per_class))
+    early = ~(least_gaps(means) >= _LATE)
     if not np.any(early):
         return means
     resting = jax.tree.map(lambda x: jnp.where(_along(early, x), x, 0), models)
@@ -270,7 +263,7 @@ def late_means(flow: GradientFlow, models: DeepUFM) -> np.ndarray:
         flow, None, resting, stop=FinalTime(log=_LATE_LOG_TIME),
         max_steps=_LATE_MAX_STEPS,
     )  # fmt: skip
-    late = _class_means(path.final, flow.per_class)
+    late = centred(mean_logits(path.final, flow.per_class))
     return np.where(_along(early, late), late, means)
 
 
@@ -279,30 +272,41 @@ def centred(means: np.ndarray) -> np.ndarray:
     return means - np.mean(means, axis=1, keepdims=True)
 
 
-def _class_means(models: DeepUFM, per_class: int) -> np.ndarray:
-    """Returns the class means of the logits, (members, K, K), centred."""
+def mean_logits(models: DeepUFM, per_class: int) -> np.ndarray:
+    """Returns the class means of linear models' logits, (members, K, K).
+
+    On the host: `DeepUFM.logits` and `class_means` would be compiled for every shape.
+    Padding, of identities and zeros, changes nothing.
+    """
     left = np.asarray(models.head)
     hidden = np.asarray(models.hidden)
     for layer in range(hidden.shape[1])[::-1]:
         left = left @ hidden[:, layer]
     logits = left @ np.asarray(models.features)
     shape = (*logits.shape[:2], -1, per_class)
-    return centred(np.mean(logits.reshape(shape), axis=-1))
+    return np.mean(logits.reshape(shape), axis=-1)
 
 
 def _along(chosen: np.ndarray, like) -> np.ndarray:
     return chosen.reshape((-1,) + (1,) * (like.ndim - 1))
 
 
-def check_flow(flow: GradientFlow) -> None:
-    """Raises `ValueError` for a flow that is not the linear one of cross-entropy."""
-    plain = (
+def is_plain(flow: GradientFlow) -> bool:
+    """Returns whether `limit` knows the flow: linear, cross-entropy, classes of a size.
+
+    Others come to rest, or have limits of other kinds.
+    """
+    return (
         isinstance(flow.loss, CrossEntropy)
         and flow.weight_decay is None
         and flow.activation is None
         and isinstance(flow.per_class, int)
     )
-    if not plain:
+
+
+def check_flow(flow: GradientFlow) -> None:
+    """Raises `ValueError` for a flow that is not plain."""
+    if not is_plain(flow):
         raise ValueError(
             "`limit` knows the linear `GradientFlow` of cross-entropy, with no weight "
             "decay and one number of examples for all classes; others come to rest, or "
@@ -355,7 +359,7 @@ def checked_means(
             "Class means of the logits must have the shape (K, K) or (members, K, K), "
             f"K >= 2 and a member or more, but this has {np.shape(state)}."
         )
-    right = np.all(np.isfinite(means), axis=(1, 2)) & np.all(gaps_of(means) > 0, axis=1)
+    right = np.all(np.isfinite(means), axis=(1, 2)) & (least_gaps(means) > 0)
     if not np.all(right):
         raise ValueError(
             "Class means must be finite and classify every class, but those of member "

@@ -31,10 +31,12 @@ def limit(
 ) -> Limit:
     """Returns the direction at t = infinity, certified where it can be.
 
-    The state is followed to larger and larger norms, on `LogNorm` (reduced flow) or by
-    a balanced model of the class means (full flow), until two readings in a row point
-    to one stationary point of P1 eq. 3, a strict local minimum, and the angle to it
-    shrinks. What is not seen to settle so is not certified, and `status` says why.
+    The state is followed to larger and larger norms, in the time log norm (full flow:
+    as class means of balanced layers), until two readings in a row point to one
+    stationary point of P1 eq. 3, a strict local minimum, the angle to it shrinks, and
+    no mode that it lacks grows. What is not seen to settle so is not certified, and
+    `status` says why. From a norm of 1e4 on that in the exponentials is held, where a
+    state may have been rescaled to; modes go on dying.
 
     The full flow's continuation takes the layers for balanced. They become so as the
     norm grows, but slowly in deep models: what imbalance is left at the state given
@@ -71,7 +73,7 @@ def limit(
         )
     if jnp.zeros(()).dtype != jnp.float64:
         raise ValueError(
-            "`limit` needs float64: margins of 1e8 are compared to a few units. Set "
+            "`limit` needs float64: margins of 1e4 are compared to a few units. Set "
             '`jax.config.update("jax_enable_x64", True)`.'
         )
     state = path_or_state

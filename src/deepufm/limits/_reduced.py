@@ -71,10 +71,6 @@ class ReducedRoute(AbstractRoute):
         a = np.exp(self.log_a - np.max(self.log_a, axis=1, keepdims=True))
         return a / np.linalg.norm(a, axis=1, keepdims=True)
 
-    def progress(self) -> np.ndarray:
-        """Returns log ‖a‖_1, (members,), counted on where it is held."""
-        return self.log_norms()
-
     def log_norms(self) -> np.ndarray:
         """Returns log ‖a‖_1, (members,), counted on where it is held."""
         return np.logaddexp.reduce(self.log_a, axis=1) + self.held
@@ -145,7 +141,8 @@ class ReducedRoute(AbstractRoute):
         assert isinstance(point, ReducedKKT)
         log_a = self.log_a[member]
         growth = growth_exponents(log_a, float(self.depths[member]), self.psi)
-        return bool(np.any(growth[~point.support] > _INVADING_GROWTH))
+        # So that a growth that is not known (NaN) counts as one.
+        return not np.all(growth[~point.support] <= _INVADING_GROWTH)
 
     def is_late(self) -> np.ndarray:
         """Returns that all are: nothing is taken for granted."""

@@ -128,9 +128,7 @@ class Limit:
         kinds = Counter(flat._kind(i) for i in range(total))
         found = []
         for kind, count in sorted(kinds.items(), key=lambda x: (x[0].rank == 0, -x[1])):
-            interval = scipy.stats.binomtest(count, total).proportion_ci(
-                confidence, method="wilson"
-            )
+            low, high = wilson(count, total, confidence)
             found.append(
                 Share(
                     kind.structure,
@@ -139,8 +137,8 @@ class Limit:
                     kind.depth if kind.rank else np.nan,
                     count,
                     count / total,
-                    float(interval.low),
-                    float(interval.high),
+                    low,
+                    high,
                 )  # fmt: skip
             )
         return found
@@ -173,6 +171,14 @@ class Limit:
                 + (f", L = {share.depth:g}" if share.rank and several else "")
             )
         return "\n".join(lines)
+
+
+def wilson(count: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Returns Wilson's confidence interval of a share of `count` in `total`."""
+    interval = scipy.stats.binomtest(count, total).proportion_ci(
+        confidence, method="wilson"
+    )
+    return float(interval.low), float(interval.high)
 
 
 def _in_a_batch(one: Limit) -> Limit:

@@ -4,7 +4,8 @@ import numpy as np
 
 from .._types import State
 from ..dynamics import AbstractFlow, GradientFlow, HadamardFlow, Outcome, Path
-from ..models import CrossEntropy, DeepUFM
+from ..limits import is_plain, mean_logits
+from ..models import DeepUFM
 
 # Codes of `outcome` in a store; 0 is what a chunk that was never written reads as.
 OUTCOMES = (
@@ -61,20 +62,11 @@ def late_states(flow: AbstractFlow, state: State) -> dict[str, np.ndarray]:
     """
     if isinstance(flow, HadamardFlow):
         return {"final_log_modes": np.asarray(state)}
-    if not (isinstance(flow, GradientFlow) and isinstance(flow.loss, CrossEntropy)):
-        return {}
-    if flow.activation is not None or flow.weight_decay is not None:
-        return {}
-    if not isinstance(flow.per_class, int):
+    if not (isinstance(flow, GradientFlow) and is_plain(flow)):
         return {}
     assert isinstance(state, DeepUFM)
-    # Padding is identities and zeros, and changes no product.
-    left, hidden = np.asarray(state.head), np.asarray(state.hidden)
-    for layer in range(hidden.shape[1])[::-1]:
-        left = left @ hidden[:, layer]
-    logits = left @ np.asarray(state.features)
-    shape = (*logits.shape[:2], -1, flow.per_class)
-    return {"final_class_means": np.mean(logits.reshape(shape), axis=-1)}
+    assert isinstance(flow.per_class, int)
+    return {"final_class_means": mean_logits(state, flow.per_class)}
 
 
 def attributes(name: str) -> dict:

@@ -6,6 +6,7 @@ the store, which `xarray.open_zarr(store, group="limits")` reads.
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path as FilePath
@@ -14,12 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-import scipy.stats
 import xarray as xr
 
 from ..analysis import Verdict
 from ..dynamics import GradientFlow, HadamardFlow
-from ..limits import Limit, LimitStatus, limit
+from ..limits import Limit, LimitStatus, least_gaps, limit, wilson
 from ..models import CrossEntropy
 from ._files import consolidate
 from ._guard import claimed, disk_errors
@@ -132,9 +132,7 @@ def _task(dataset: xr.Dataset, name: str, cell) -> tuple[Task, np.ndarray]:
         per_class = 1
     else:
         states = states[:, :num_classes, :num_classes]
-        own = np.einsum("skk->sk", states)[:, None, :]
-        off = ~np.eye(num_classes, dtype=bool)
-        reached &= np.all((own - states > 0) | ~off, axis=(1, 2))
+        reached &= least_gaps(states) > 0
         per_class = int(here.per_class)
     seeds = np.flatnonzero(reached)
     return (name, per_class, float(here.depth), states[seeds]), seeds
@@ -213,23 +211,30 @@ def _codes(meanings: Sequence[str]) -> dict:
 
 def _shares(cell: xr.Dataset) -> list[dict]:
     """Returns kinds of limits of one grid point, with counts and intervals."""
-    certified, names = STATUSES.index("certified"), cell.structure.attrs["flag_names"]
-    kinds: dict[tuple, int] = {}
-    for i in range(cell.sizes["seed"]):
-        one = cell.isel(seed=i)
-        code = int(one.status)
-        kind = ("-", 0, np.nan, STATUSES[code])
-        if code == certified:
-            objective = float(f"{float(one.objective):.8g}")
-            structure = names[int(one.structure)]
-            kind = (structure, int(one["rank"]), objective, "certified")
-        kinds[kind] = kinds.get(kind, 0) + 1
-    total, rows = cell.sizes["seed"], []
+    names = cell.structure.attrs["flag_names"]
+    columns = (
+        cell[name].values for name in ("status", "structure", "rank", "objective")
+    )
+    kinds = Counter(
+        (names[structure], int(rank), float(f"{objective:.8g}"), STATUSES[status])
+        if STATUSES[status] == "certified"
+        else ("-", 0, np.nan, STATUSES[status])
+        for status, structure, rank, objective in zip(*columns, strict=True)
+    )
+    total, rows = kinds.total(), []
     for kind, count in sorted(kinds.items(), key=lambda x: (x[0][3], -x[1])):
-        test = scipy.stats.binomtest(count, total)
-        interval = test.proportion_ci(method="wilson")
-        numbers = (count / total, float(interval.low), float(interval.high))
-        fields = ("structure", "rank", "objective", "status", "members")
-        row = dict(zip(fields, (*kind, count), strict=True))
-        rows.append(row | dict(zip(("fraction", "low", "high"), numbers, strict=True)))
+        structure, rank, objective, status = kind
+        low, high = wilson(count, total)
+        rows.append(
+            {
+                "structure": structure,
+                "rank": rank,
+                "objective": objective,
+                "status": status,
+                "members": count,
+                "fraction": count / total,
+                "low": low,
+                "high": high,
+            }
+        )
     return rows
