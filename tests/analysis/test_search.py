@@ -29,12 +29,26 @@ def test_at_depth_one_the_simplex_alone_is_a_minimum():
     assert all(point.verdict is Verdict.SADDLE for point in got.minima[1:])
 
 
-def test_at_great_depth_the_polygon_is_best():
-    """P1 Thm 3.2."""
-    got = best_structure(6, 12, starts=1)
-    want = structure_objective(Structure.POLYGON, 6, 12)
-    assert 13 * got.best.objective == pytest.approx(want, rel=1e-12)
+@pytest.mark.parametrize("num_classes", [3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("depth", [20, 100, 1000])
+def test_at_great_depth_the_polygon_is_best(num_classes, depth):
+    """P1 Thm 3.2, for even and odd K: of all ranks, and alone of its own."""
+    got = best_structure(num_classes, depth, starts=2)
+    want = structure_objective(Structure.POLYGON, num_classes, depth)
+    assert (depth + 1) * got.best.objective == pytest.approx(want, rel=1e-11)
     assert got.best.rank == 2
+    assert got.best.verdict is Verdict.MINIMUM
+    others = [point for point in got.minima[1:] if point.rank > 2]
+    # At infinite depth the objective is the rank.
+    assert all(point.objective > 1.1 * got.best.objective for point in others)
+
+
+def test_where_the_polygon_is_not_yet_best_it_is_still_best_of_rank_two():
+    """At finite depth, P1 Thm 3.2's optimum is that of its rank."""
+    for num_classes, depth in ((7, 3), (8, 2), (8, 6)):
+        got = search(num_classes, depth, 2, starts=12)
+        want = structure_objective(Structure.POLYGON, num_classes, depth)
+        assert (depth + 1) * got.best.objective == pytest.approx(want, rel=1e-11)
 
 
 def test_the_best_eight_in_three_dimensions_are_not_the_cube():

@@ -165,7 +165,7 @@ def _is_ahead(end, found, point, size) -> bool:
     if found.curvature > 0:
         reach = max(reach, _CLOSE)
     near = angle_between(end.logits, point.logits) < reach
-    return near and end.objective < (1 + 1e-9) * point.objective
+    return bool(near and end.objective < (1 + 1e-9) * point.objective)
 
 
 def _program(point, duals, damping):

@@ -6,7 +6,9 @@ the best of them, but for L = 1, where the problem is convex and the simplex is 
 optimum.
 
 A random start is X^T Y for unit vectors x_c and y_c near x_c: then every class is its
-own best, with gaps from 0 to 2. Nothing keeps a start symmetric.
+own best, with gaps from 0 to 2. Nothing keeps a start symmetric. Where minima are many,
+thousands of starts can be screened first, in one program on JAX's default device
+(`_screen`), and the best of them polished.
 """
 
 from collections.abc import Sequence
@@ -19,9 +21,12 @@ from ._landscape import structure_rank
 from ._matrix_kkt import MatrixKKT
 from ._polish import polish
 from ._reduced_kkt import Verdict
+from ._screen import rough_cost, screen
 
 # Objectives that agree to this are those of one structure.
 _SAME = 1e-8
+# Rough minima that agree to this are taken for one.
+_ROUGHLY = 1e-4
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ def search(
     rank: int,
     *,
     starts: int = 32,
+    screened: int = 0,
     seed: int = 0,
     also: Sequence[np.ndarray] = (),
 ) -> SearchResult:
@@ -72,38 +78,60 @@ def search(
     - `num_classes`: K, 3 or more.
     - `depth`: L >= 1, any finite real number.
     - `rank`: from 2 to K-1.
-    - `starts`: how many random ones.
+    - `starts`: how many random ones are polished.
+    - `screened`: if not 0, how many random ones descend together first, on JAX's
+        default device, of which the best `starts` are polished, no two alike.
     - `seed`: of these.
     - `also`: further class means to start from, (K, K) each; cut to the rank.
 
     **Returns:** a `SearchResult`.
 
     **Raises:** `ValueError` for K below 3, a rank outside 2..K-1, a depth below 1 or
-    not finite, or class means that `polish` refuses.
+    not finite, fewer screened than `starts`, or class means that `polish` refuses.
     """
+    if screened and screened < starts:
+        raise ValueError(
+            f"Argument `screened` must be 0 or at least `starts`, {starts}, but is "
+            f"{screened}."
+        )
+    if not 1 <= depth < np.inf:
+        raise ValueError(
+            f"Argument `depth` must be finite and at least 1, but is {depth}."
+        )
     if not 2 <= rank < num_classes:
         raise ValueError(
             f"Argument `rank` must be from 2 to K-1 for K >= 3 classes, but is {rank} "
             f"for {num_classes}."
         )
-    rng = np.random.default_rng([seed, num_classes, rank])
     frames = _named(num_classes, rank) + list(also)
-    frames += [_random_logits(rng, num_classes, rank) for _ in range(starts)]
+    if screened:
+        rough = screen(num_classes, depth, rank, screened, seed)
+        frames += _unlike(rough, depth, rank)[:starts]
+    else:
+        rng = np.random.default_rng([seed, num_classes, rank])
+        frames += [_random_logits(rng, num_classes, rank) for _ in range(starts)]
     return _gathered([polish(frame, depth, rank).point for frame in frames])
 
 
 def best_structure(
-    num_classes: int, depth: float | int, *, starts: int = 32, seed: int = 0
+    num_classes: int,
+    depth: float | int,
+    *,
+    starts: int = 32,
+    screened: int = 0,
+    seed: int = 0,
 ) -> SearchResult:
     """Returns what `search` finds over all ranks, the best first.
 
-    **Arguments:** as for `search`; `starts` is the number for each rank.
+    **Arguments:** as for `search`; `starts` and `screened` are the numbers for each
+    rank, each of which compiles its own program to screen.
 
     **Raises:** `ValueError` as `search` does.
     """
     ranks = range(2, max(num_classes, 3))
     found = [
-        search(num_classes, depth, rank, starts=starts, seed=seed) for rank in ranks
+        search(num_classes, depth, rank, starts=starts, screened=screened, seed=seed)
+        for rank in ranks
     ]
     return _gathered(
         [point for result in found for point in result.minima],
@@ -159,6 +187,18 @@ def _random_logits(rng, num_classes: int, rank: int) -> np.ndarray:
         if np.all(np.argmax(logits, axis=0) == np.arange(num_classes)):
             return logits
         away = away / 2
+
+
+def _unlike(rough: np.ndarray, depth: float | int, rank: int) -> list[np.ndarray]:
+    """Returns those whose cost differs from that of all before them, which rise."""
+    kept: list[np.ndarray] = []
+    last = 0.0
+    for logits in rough:
+        cost = rough_cost(logits, depth, rank)
+        if cost > last * (1 + _ROUGHLY):
+            kept.append(logits)
+            last = cost
+    return kept
 
 
 def _units(vectors: np.ndarray) -> np.ndarray:
