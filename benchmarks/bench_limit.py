@@ -9,8 +9,14 @@
 (codes) P1 Fig. 3, right: normalised margins of the minima of rank r that `search` finds
     at L = 4, beside limits of L = 1 models with a bottleneck d = r, and the softmax
     code of K vectors in r dimensions (equal norms, least largest inner product).
+(polygon) P1 Fig. 3, left and middle: ten layers of width K, weight decay 0.05 to
+    t = 320 and none then, to t = 1e30, then `limit`: how many end at rank 2, and how
+    far the angle gaps of their Gram factors are from 360°/K, in degrees.
+(search) Best objective of `search` from random starts polished one by one on the host,
+    beside as many seconds' worth screened together first on JAX's device.
 
-    python benchmarks/bench_limit.py [--tiny] [--only reduced|full|codes]
+    python benchmarks/bench_limit.py [--tiny]
+        [--only reduced|full|codes|polygon|search]
         [--members 200] [--seeds 5] [--depths 10] [--out FILE.json]
 
 BLAS should have one thread (OPENBLAS_NUM_THREADS=1): matrices are small.
@@ -28,7 +34,7 @@ from bench_full_ensemble import draw_models
 
 import deepufm as ufm
 
-_PARTS = ("reduced", "full", "codes")
+_PARTS = ("reduced", "full", "codes", "polygon", "search")
 
 
 def reduced(depth: float, num_classes: int, members: int, norm: float) -> dict:
@@ -101,6 +107,52 @@ def codes(num_classes: int, rank: int, seeds: int) -> dict:
         "members": seeds,
         "deep": margins[0] if margins else float("nan"),
         "deep_minima": len(margins),
+    }
+
+
+def polygon(num_classes: int, seeds: int, depth: int) -> dict:
+    """Returns a row of (polygon)."""
+    models = draw_models(seeds, depth, num_classes, 5, num_classes)
+    until = ufm.PiecewiseConstant((0.05, 0.0), (320.0,))
+    decaying = ufm.GradientFlow(ufm.CrossEntropy(), 5, weight_decay=until)
+    path = ufm.ensemble(decaying, None, models, stop=ufm.FinalTime(1e30))
+    limits = ufm.limit(ufm.GradientFlow(ufm.CrossEntropy(), 5), path.final)
+    flat = limits[limits.certified & (limits.rank == 2)]
+    gaps = [ufm.angle_gaps(ufm.gram_factor(z)) for z in flat.direction]
+    misses = [np.max(np.abs(np.degrees(gap) - 360 / num_classes)) for gap in gaps]
+    return {
+        "K": num_classes,
+        "members": seeds,
+        "certified": int(np.sum(limits.certified)),
+        "rank_2": len(misses),
+        "ranks": sorted(set(limits.rank[limits.certified].tolist())),
+        "miss": float(np.max(misses, initial=0.0)),
+    }
+
+
+def searched(num_classes: int, depth: float, rank: int, screened: int) -> dict:
+    """Returns a row of (search)."""
+
+    def best(**options):
+        started = time.perf_counter()
+        found = ufm.search(num_classes, depth, rank, **options)
+        return found.best.objective, time.perf_counter() - started
+
+    best(starts=0, screened=screened)  # compiles
+    wide, seconds = best(starts=8, screened=screened)
+    one = max((best(starts=4)[1] - best(starts=0)[1]) / 4, 1e-3)
+    count = max(8, round(seconds / one))
+    alone, plain_seconds = best(starts=count)
+    return {
+        "K": num_classes,
+        "L": depth,
+        "rank": rank,
+        "screened": screened,
+        "starts": count,
+        "min_s": seconds,
+        "plain_s": plain_seconds,
+        "objective": wide,
+        "plain": alone / wide - 1,
     }
 
 
@@ -185,6 +237,39 @@ def main(argv: Sequence[str] | None = None) -> dict:
         }
         show("(codes) normalised margins of class means", columns, rows)
         result["codes"] = rows
+    if "polygon" in chosen:
+        classes, seeds, depth = range(3, 11), args.seeds, 10
+        if args.tiny:
+            classes, seeds, depth = [3], 1, 2
+        rows = [polygon(num_classes, seeds, depth) for num_classes in classes]
+        columns = {
+            "K": number("K", "d"),
+            "members": number("members", "d"),
+            "certified": number("certified", "d"),
+            "rank 2": number("rank_2", "d"),
+            "ranks": lambda row: " ".join(map(str, row["ranks"])),
+            "miss, degrees": number("miss", ".0e"),
+        }
+        show("(polygon) angle gaps of rank-2 limits", columns, rows)
+        result["polygon"] = rows
+    if "search" in chosen:
+        cases, screened = [(12, 4.0, 4), (16, 2.0, 5), (20, 6.0, 3), (24, 6.0, 4)], 512
+        if args.tiny:
+            cases, screened = [(4, 2.0, 2)], 16
+        rows = [searched(*case, screened) for case in cases]
+        columns = {
+            "K": number("K", "d"),
+            "L": number("L", "g"),
+            "r": number("rank", "d"),
+            "screened": number("screened", "d"),
+            "time": time_of("min_s"),
+            "objective": number("objective", ".8f"),
+            "one by one": number("starts", "d"),
+            "time ": time_of("plain_s"),
+            "worse by": number("plain", ".1e"),
+        }
+        show("(search) the best found", columns, rows)
+        result["search"] = rows
     return write(args.out, "limit", result)
 
 
