@@ -19,16 +19,18 @@ ALLOWED = {
     "analysis": {"geometry", "models", "dynamics"},
     "ensemble": {"dynamics"},
     "limits": {"geometry", "models", "dynamics", "analysis", "ensemble"},
+    "stability": {"geometry", "models", "dynamics", "analysis", "ensemble", "limits"},
     "sweep": {"models", "dynamics", "analysis", "ensemble", "limits"},
     "realnets": {"models", "analysis"},
     "figures": {
-        "geometry", "models", "dynamics", "analysis", "ensemble", "limits", "sweep",
-        "realnets",
+        "geometry", "models", "dynamics", "analysis", "ensemble", "limits",
+        "stability", "sweep", "realnets",
     },
 }  # fmt: skip
 # The top level re-exports what computes; only the command line sees everything.
 TOP_LEVEL = {
-    "geometry", "models", "dynamics", "analysis", "ensemble", "limits", "sweep",
+    "geometry", "models", "dynamics", "analysis", "ensemble", "limits", "stability",
+    "sweep",
 }  # fmt: skip
 HEAVY = ("matplotlib", "xarray", "zarr", "tyro", "tqdm", "dask")
 

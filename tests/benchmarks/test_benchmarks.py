@@ -144,6 +144,11 @@ def test_step_of_008_is_stable_on_the_mean_only(outcome):
         assert row["sum_last_step"] < 100
 
 
+def test_layers_shrink_before_the_classes_are_separated_and_never_after(outcome):
+    rows = outcome("bench_random_starts")["separation"]
+    assert all(row["shrunk"] > 0 and row["grew"] == row["seeds"] for row in rows)
+
+
 def test_solve_is_exact_on_sigmoids(outcome):
     rows = outcome("bench_descent")["exactness"]["rows"]
     assert {row["flow"] for row in rows} == {"MSE", "linearised"}

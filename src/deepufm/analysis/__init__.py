@@ -76,6 +76,7 @@ from ._spectrum import (
     effective_rank_from_log as effective_rank_from_log,
     kl_from_uniform as kl_from_uniform,
     log_ratio as log_ratio,
+    log_relative_modes as log_relative_modes,
     normalised_modes as normalised_modes,
     nuclear_norm as nuclear_norm,
     numerical_rank as numerical_rank,

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 from ._build import read_numbers, whole_numbers
 from ._options import MaybeWhole, Values
-from ._output import draw, processes
+from ._output import check_outputs, draw, processes, write_dataset
 
 if TYPE_CHECKING:
-    import xarray as xr
-
     from ..analysis import PhaseDiagram
 
 
@@ -58,7 +56,7 @@ def run_landscape_command(command: Landscape) -> int:
     classes = whole_numbers("num_classes", command.num_classes)
     depths = read_numbers("depths", command.depths)
     picture = command.out.with_suffix(".png")
-    _check_outputs(command, picture)
+    check_outputs(command.out, picture, command.overwrite)
     from ..analysis import phase_diagram
     from ..figures import landscape_figure
 
@@ -75,11 +73,7 @@ def run_landscape_command(command: Landscape) -> int:
     _print_table(diagram)
     print(f"\n{len(classes) * len(depths)} optima in ", end="")
     print(f"{time.perf_counter() - started:.1f} s")
-    _write(diagram.to_dataset(), command.out)
-    reader = (
-        "pandas.read_csv" if command.out.suffix == ".csv" else "xarray.open_dataset"
-    )
-    print(f"results  {command.out}  ({reader})")
+    write_dataset(diagram.to_dataset(), command.out, but=("row", "column", "mode"))
     title = "Least norm at infinity"
     draw(
         picture,
@@ -87,17 +81,6 @@ def run_landscape_command(command: Landscape) -> int:
         f"the results are in {command.out}",
     )
     return int(not all(cell.certified for row in diagram.rows for cell in row))
-
-
-def _check_outputs(command: Landscape, picture: Path) -> None:
-    """Refuses outputs before anything is computed."""
-    from ..sweep import check_output
-
-    if command.out.suffix not in (".nc", ".csv"):
-        raise ValueError(f"--out must end in .nc or .csv, but is {command.out}.")
-    if not (command.overwrite and command.out.is_file()):
-        check_output(command.out, overwrite=command.overwrite)
-    check_output(picture, overwrite=command.overwrite)
 
 
 def _print_table(diagram: "PhaseDiagram") -> None:
@@ -127,17 +110,3 @@ def _print_table(diagram: "PhaseDiagram") -> None:
             doubt = f", {doubts} not certified" if doubts else ""
             start = f"{run[0].num_classes:3d}  {depths:<9}{costs:<22}{run[0].rank:4d}  "
             print(start + run[0].name + saved + doubt)
-
-
-def _write(dataset: "xr.Dataset", out: Path) -> None:
-    try:
-        if out.suffix == ".csv":
-            table = dataset.drop_dims(["row", "column", "mode"]).to_dataframe()
-            table.to_csv(out, float_format="%.16g")
-        else:
-            # The engine that SciPy brings: no library of NetCDF is needed.
-            dataset.to_netcdf(out, engine="scipy")
-    except OSError as error:
-        raise ValueError(
-            f"Output {out} cannot be written ({error.strerror})."
-        ) from None

@@ -1,4 +1,6 @@
-"""The command line: `sweep`, `solve`, `status`, `show`, `limit` and `landscape`.
+"""The command line: `sweep`, `solve`, what follows them, and what needs no sweep.
+
+`status`, `show` and `limit` read a sweep; `landscape`, `stability` and `basins` do not.
 
 Only this package turns words into objects, sets JAX's precision, prints, and draws a
 progress bar. Plotting and storage are imported when a command runs, not for `--help`.
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import tyro
 
+from ._basins import Basins, run_basins_command
 from ._commands import (
     run_show_command,
     run_solve_command,
@@ -22,6 +25,9 @@ from ._commands import (
 from ._landscape import Landscape, run_landscape_command
 from ._limits import Limit, run_limit_command
 from ._options import Integration, Model, Show, Solve, Status, Sweep
+from ._stability import Stability, run_stability_command
+
+Command = Sweep | Solve | Status | Show | Limit | Landscape | Stability | Basins
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"deepufm {importlib.metadata.version('deepufm')}")
         return 0
     command, unknown = tyro.cli(
-        Sweep | Solve | Status | Show | Landscape | Limit,
+        Command,
         prog="deepufm",
         description="Gradient-flow dynamics of the deep unconstrained features model.",
         args=arguments or ["--help"],
@@ -73,16 +79,20 @@ def main(arguments: list[str] | None = None) -> int:
         os._exit(130)
 
 
-def _run(command: Sweep | Solve | Status | Show | Landscape | Limit) -> int:
+def _run(command: Command) -> int:
     if isinstance(command, Status):
         return run_status_command(command)
     if isinstance(command, Show):
         return run_show_command(command)
     if isinstance(command, Landscape):
         return run_landscape_command(command)
-    if isinstance(command, Limit):
+    if isinstance(command, Limit | Stability | Basins):
         _set_precision("float64")
-        return run_limit_command(command)
+        if isinstance(command, Limit):
+            return run_limit_command(command)
+        if isinstance(command, Basins):
+            return run_basins_command(command)
+        return run_stability_command(command)
     _set_precision(command.integration.dtype)
     if isinstance(command, Sweep):
         _keep_programs(command.compilation_cache)

@@ -1,9 +1,53 @@
-"""What commands share: pictures that may fail alone, and processes for the work."""
+"""What commands share: outputs, pictures that may fail alone, and processes."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+def check_outputs(
+    out: Path,
+    picture: Path,
+    overwrite: bool,
+    suffixes: tuple[str, ...] = (".nc", ".csv"),
+) -> None:
+    """Refuses outputs before anything is computed.
+
+    **Raises:** `ValueError` for another suffix, or a file that exists or cannot be
+    replaced.
+    """
+    from ..sweep import check_output
+
+    if out.suffix not in suffixes:
+        raise ValueError(f"--out must end in {' or '.join(suffixes)}, but is {out}.")
+    if not (overwrite and out.is_file()):
+        check_output(out, overwrite=overwrite)
+    check_output(picture, overwrite=overwrite)
+
+
+def write_dataset(dataset: "xr.Dataset", out: Path, but: tuple[str, ...] = ()) -> None:
+    """Writes NetCDF, or for .csv a table without the dimensions `but`; says where.
+
+    **Raises:** `ValueError` where it cannot be written.
+    """
+    try:
+        if out.suffix == ".csv":
+            table = dataset.drop_dims(but).to_dataframe()
+            table.to_csv(out, float_format="%.16g")
+        else:
+            # The engine that SciPy brings: no library of NetCDF is needed.
+            dataset.to_netcdf(out, engine="scipy")
+    except OSError as error:
+        raise ValueError(
+            f"Output {out} cannot be written ({error.strerror})."
+        ) from None
+    reader = "pandas.read_csv" if out.suffix == ".csv" else "xarray.open_dataset"
+    print(f"results  {out}  ({reader})")
 
 
 def draw(picture: Path, figure: Callable[[Path], object], kept: str) -> None:

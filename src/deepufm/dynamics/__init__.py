@@ -15,8 +15,14 @@ from ._comparison import (
     FlowComparison as FlowComparison,
     compare_with_flow as compare_with_flow,
 )
+from ._crossing import FallingCrossing as FallingCrossing
 from ._descent import Descent as Descent, descend as descend
-from ._flow import AbstractFlow as AbstractFlow, Motion as Motion
+from ._flow import (
+    AbstractFlow as AbstractFlow,
+    Motion as Motion,
+    dead_level as dead_level,
+    is_dead as is_dead,
+)
 from ._gradient_flow import GradientFlow as GradientFlow
 from ._hadamard_flow import (
     HadamardFlow as HadamardFlow,
@@ -30,7 +36,7 @@ from ._layerwise_flow import (
     LayerwiseMSEFlow as LayerwiseMSEFlow,
     mse_targets as mse_targets,
 )
-from ._leg import Leg as Leg, follow as follow
+from ._leg import Leg as Leg, follow as follow, one_leg as one_leg
 from ._logit_flow import LogitFlow as LogitFlow, LogitMatrixFlow as LogitMatrixFlow
 from ._path import Outcome as Outcome, Path as Path, SolveStats as SolveStats
 from ._saves import (
@@ -63,6 +69,7 @@ from ._stop import (
     FinalTime as FinalTime,
     LogLossBelow as LogLossBelow,
 )
+from ._tangent_flow import TangentFlow as TangentFlow, TangentState as TangentState
 from ._training import (
     P1_FIGURE_3 as P1_FIGURE_3,
     P2_FIGURE_2 as P2_FIGURE_2,

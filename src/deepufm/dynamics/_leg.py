@@ -52,13 +52,13 @@ def follow(flow: AbstractFlow, y0: State, method: Method) -> Leg:
     times = save_times(method.saves, end)
     schedule = schedule_of(flow)
     if schedule is None:
-        return _leg(flow, start, method, final, times)
+        return one_leg(flow, start, method, final, times)
 
     def phase(carry, inputs):
         start, over, outcome = carry
         value, log_switch = inputs
         now = with_value(flow, value)
-        leg = _leg(now, start, method, final, times, log_switch, over)
+        leg = one_leg(now, start, method, final, times, log_switch, over)
         outcome = Outcome.where(over, outcome, leg.outcome)
         over = over | leg.done | (leg.outcome != Outcome.reached)
         return (leg.last, over, outcome), leg
@@ -69,7 +69,7 @@ def follow(flow: AbstractFlow, y0: State, method: Method) -> Leg:
     return _joined(legs, end, outcome)
 
 
-def _leg(
+def one_leg(
     flow: AbstractFlow,
     start: Point,
     method: Method,

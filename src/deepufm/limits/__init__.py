@@ -4,6 +4,7 @@ A package of its own, after `analysis` and `ensemble`, since limits take both: t
 judgement of stationary points and the integration of many members.
 """
 
+from ._approach import approach as approach
 from ._basins import Basin as Basin, basins as basins
 from ._full import (
     is_plain as is_plain,
@@ -11,6 +12,10 @@ from ._full import (
     mean_logits as mean_logits,
 )
 from ._limit import limit as limit
+from ._reduced import (
+    ReducedRoute as ReducedRoute,
+    growth_exponents as growth_exponents,
+)
 from ._result import (
     Limit as Limit,
     LimitStatus as LimitStatus,
