@@ -13,7 +13,7 @@ import scipy.integrate
 from oracles import kkt_points
 
 import deepufm as ufm
-from deepufm.limits._reduced import ReducedRoute, growth_exponents
+from deepufm.limits import ReducedRoute, growth_exponents
 
 K = 8
 RANDOM = 10

@@ -85,7 +85,9 @@ def brute_rates(num_classes, modes, mu):
     alive = np.array(modes) - 1
     matrix = psi(num_classes)[alive]
     margins = np.sum(matrix, axis=0)
-    decay = np.where(margins > 0, np.exp(-mu * (margins - np.min(margins[margins > 0]))), 0)
+    decay = np.where(
+        margins > 0, np.exp(-mu * (margins - np.min(margins[margins > 0]))), 0
+    )
     jacobian = mu * (matrix * decay) @ matrix.T / (matrix @ decay)[0]
     # The ray's eigenvalue out of the way, above all others.
     lifted = jacobian + np.max(np.abs(jacobian)) * np.ones_like(jacobian)

@@ -11,7 +11,7 @@ import deepufm as ufm
 from deepufm.stability import _basin_fractions, _ends
 from deepufm.stability._arrivals import all_minima, follow_together, read_off
 from deepufm.stability._basin_fractions import basin_fractions, starts_needed
-from deepufm.stability._precise import destinations
+from deepufm.stability._destinations import destinations
 from deepufm.stability._starts import mode_starts
 
 

@@ -3,13 +3,13 @@ import numpy as np
 import pytest
 
 import deepufm as ufm
+from deepufm.limits import followed
 from deepufm.stability._convergence import (
     convergence_pace,
     convergence_time,
     finite_time_basin,
     return_time,
 )
-from deepufm.stability._precise import integrated
 from deepufm.stability._starts import mode_starts
 
 
@@ -79,7 +79,7 @@ def test_finite_time_basin_counts_starts_near_a_direction():
     found = finite_time_basin(flow, log_a, one, stop=ufm.FinalNorm(300.0))
     # The same norm by SciPy's LSODA, and an angle by the arc cosine.
     psi = np.asarray(ufm.psi_matrix(8), float)
-    ends = [integrated(x, 2.0, np.log(60.0), psi, rtol=1e-9) for x in log_a]
+    ends = [followed(x, 2.0, np.log(60.0), psi, rtol=1e-9) for x in log_a]
     now = np.exp(np.asarray(ends))
     cosines = np.sum(now, axis=1) / np.linalg.norm(now, axis=1) / np.sqrt(7)
     assert found.count == np.sum(np.arccos(np.minimum(cosines, 1)) < 0.1) > 0

@@ -148,11 +148,15 @@ def test_a_dead_mode_shrinks_below_the_invasion_ratio_and_grows_above():
     for factor in (0.9, 1.1):
         log_a = [np.log(mu) if i % 2 else -2000.0 for i in range(1, 8)]
         log_a[3] = np.log(mu * ratio * factor)
-        rates = log_norm_field([mp.mpf(x) for x in log_a], mp.mpf((depth - 1) / (depth + 1)))
+        rates = log_norm_field(
+            [mp.mpf(x) for x in log_a], mp.mpf((depth - 1) / (depth + 1))
+        )
         assert (rates[3] > rates[0]) == (factor > 1)
         # Far below it the exponent is the limit's.
     log_a[3] = -1500.0
-    rates = log_norm_field([mp.mpf(x) for x in log_a], mp.mpf((depth - 1) / (depth + 1)))
+    rates = log_norm_field(
+        [mp.mpf(x) for x in log_a], mp.mpf((depth - 1) / (depth + 1))
+    )
     assert float(rates[3] - 1) == pytest.approx(float(found.transverse[1]), rel=1e-12)
 
 

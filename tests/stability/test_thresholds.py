@@ -80,9 +80,7 @@ def test_derivatives_of_a_threshold_in_depth(of_c, depth):
     # d/dp of (7 + x)/(1 + p x) along the solution.
     x_slope = -x * by_power
     change = x_slope / denominator - (7 + x) * (x + p * x_slope) / denominator**2
-    np.testing.assert_allclose(
-        bend, change * first**2 + by_power * second, rtol=1e-11
-    )
+    np.testing.assert_allclose(bend, change * first**2 + by_power * second, rtol=1e-11)
     step = 1e-4 * (depth - 1)
     ahead = (of_c(depth + step)[0] - of_c(depth - step)[0]) / (2 * step)
     np.testing.assert_allclose(slope, ahead, rtol=1e-7)

@@ -65,6 +65,7 @@ from ._reduced_kkt import (
     Verdict as Verdict,
     reduced_kkt as reduced_kkt,
 )
+from ._reduced_vertices import group as group
 from ._search import (
     SearchResult as SearchResult,
     best_structure as best_structure,

@@ -12,10 +12,13 @@ from ._full import (
     mean_logits as mean_logits,
 )
 from ._limit import limit as limit
-from ._reduced import (
-    ReducedRoute as ReducedRoute,
+from ._log_norm_time import (
+    HELD_FROM as HELD_FROM,
+    at_norm as at_norm,
+    followed as followed,
     growth_exponents as growth_exponents,
 )
+from ._reduced import ReducedRoute as ReducedRoute
 from ._result import (
     Limit as Limit,
     LimitStatus as LimitStatus,

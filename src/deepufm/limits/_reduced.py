@@ -6,8 +6,8 @@ In the time s = log ‖a‖_1 the exponentially small speed cancels (P1 eq. 6):
 
 the *growth exponent* of a mode. At a large norm it is 1 for a mode of the limit and
 falls to 0 for a dying one (for L > 1: dead modes stop growing; for L = 1 it tends to a
-number below 1). SciPy's LSODA takes some 600 evaluations, 13 ms, from the start to a
-norm of 1e4, as long as a batch of lanes takes a member, and compiles nothing.
+number below 1). SciPy's LSODA takes some 600 evaluations from the start to a norm of
+1e4 (`_log_norm_time`), a few milliseconds, and compiles nothing.
 
 At 1e4 the margins that matter are tied to 1e-4 of them. As the norm goes on growing
 ties only become sharper, until active margins change in steps that no solver resolves
@@ -28,16 +28,14 @@ import numpy as np
 from ..analysis import ReducedKKT, Verdict, reduced_kkt
 from ..geometry import angle_between, psi_matrix, sylvester_hadamard
 from ._approach import KKT, AbstractRoute
-from ._integrate import Counted
+from ._log_norm_time import HELD_FROM, at_norm, followed, growth_exponents
 
-_HELD_FROM = 1e4
 _TARGETS = (
-    *np.log([3e2, 1e3, _HELD_FROM]),
-    *(np.log(_HELD_FROM) + np.asarray([2.0, 4.0, 8.0, 16.0, 32.0, 64.0])),
+    *np.log([3e2, 1e3, HELD_FROM]),
+    *(np.log(HELD_FROM) + np.asarray([2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0])),
 )
 # Errors of log a. The continuation decides which modes die, not the limit's digits.
 _RTOL = 1e-5
-_MAX_CALLS = 100_000  # some seconds; a decade takes a thousand
 # Growth exponents between dying and living.
 _LIVING = (0.5, 0.7, 0.9, 0.3)
 # Smaller modes (e^-5 of the largest) may be growing beside a saddle.
@@ -52,19 +50,30 @@ _LARGEST_TIE = 0.2  # and at most this part of the least margin
 
 
 class ReducedRoute(AbstractRoute):
-    """Members of `HadamardFlow`: log a, (members, K-1), and depths, (members,)."""
+    """Members of `HadamardFlow`: log a, (members, K-1), and depths, (members,).
+
+    `rtol` is the error of log a in a step.
+    """
 
     targets = tuple(float(target) for target in _TARGETS)
 
     # At a held norm the direction settles where its ties are sharp to 1/norm.
-    resolution = 10 / _HELD_FROM
+    resolution = 10 / HELD_FROM
 
-    def __init__(self, num_classes: int, depths: np.ndarray, log_a: np.ndarray):
+    def __init__(
+        self,
+        num_classes: int,
+        depths: np.ndarray,
+        log_a: np.ndarray,
+        rtol: float = _RTOL,
+    ):
         self.num_classes = num_classes
         self.depths = depths
         self.log_a = log_a.copy()
         self.held = np.zeros(len(log_a))
         self.psi = np.asarray(psi_matrix(num_classes), float)
+        self.rtol = rtol
+        self._known: dict[tuple, ReducedKKT | None] = {}
 
     def directions(self) -> np.ndarray:
         """Returns a over its 2-norm, (members, K-1)."""
@@ -78,33 +87,21 @@ class ReducedRoute(AbstractRoute):
     def advance(self, target: float, busy: np.ndarray) -> np.ndarray:
         """Integrates the busy members, one by one."""
         arrived = np.zeros(len(busy), bool)
-        is_held = bool(target > np.log(_HELD_FROM))
+        is_held = bool(target > np.log(HELD_FROM) + 1e-9)
         reached = self.log_norms()
         for i in np.flatnonzero(busy).tolist():
-            start = _at_norm(self.log_a[i], _HELD_FROM) if is_held else self.log_a[i]
-            alive = start > -np.inf
-            rate = self._rate(float(self.depths[i]), alive, is_held)
-            end = Counted(rate, _MAX_CALLS).integrate(
-                start[alive], target - reached[i], _RTOL, _RTOL
-            )
+            start = at_norm(self.log_a[i], HELD_FROM) if is_held else self.log_a[i]
+            end = followed(
+                start, float(self.depths[i]), target - reached[i], self.psi,
+                rtol=self.rtol, is_held=is_held,
+            )  # fmt: skip
             if end is None:
                 continue
             arrived[i] = True
-            self.log_a[i, alive] = _at_norm(end, _HELD_FROM) if is_held else end
+            self.log_a[i] = at_norm(end, HELD_FROM) if is_held else end
             if is_held:
-                self.held[i] = target - np.log(_HELD_FROM)
+                self.held[i] = target - np.log(HELD_FROM)
         return arrived
-
-    def _rate(self, depth: float, alive: np.ndarray, is_held: bool):
-        """Returns the rate of the living log a; at a held norm, that of log a-hat."""
-        psi = self.psi[:, alive]
-
-        def rate(log_a):
-            if is_held:
-                return growth_exponents(_at_norm(log_a, _HELD_FROM), depth, psi) - 1
-            return growth_exponents(log_a, depth, psi)
-
-        return rate
 
     def propose(self, member: int) -> KKT | None:
         """Returns the first strict minimum among the vertices that the state suggests.
@@ -124,7 +121,17 @@ class ReducedRoute(AbstractRoute):
         return others.get((True, Verdict.SADDLE), others.get((False, Verdict.MINIMUM)))
 
     def _vertex(self, member: int, support, active) -> ReducedKKT | None:
-        """Returns the point with these modes and margins, where it is stationary."""
+        """Returns the point with these modes and margins, where it is stationary.
+
+        Few vertices are the limits of many members, and each costs a linear program.
+        """
+        depth = float(self.depths[member])
+        key = depth, support.tobytes(), active.tobytes()
+        if key not in self._known:
+            self._known[key] = self._solved(depth, support, active)
+        return self._known[key]
+
+    def _solved(self, depth: float, support, active) -> ReducedKKT | None:
         x, _, rank, _ = np.linalg.lstsq(
             self.psi[np.ix_(active, support)], np.ones(np.sum(active))
         )
@@ -132,7 +139,7 @@ class ReducedRoute(AbstractRoute):
             return None
         a = np.zeros(self.num_classes - 1)
         a[support] = x
-        point = reduced_kkt(a, float(self.depths[member]))
+        point = reduced_kkt(a, depth)
         stationary = point.verdict in (Verdict.MINIMUM, Verdict.SADDLE)
         return point if stationary else None
 
@@ -204,25 +211,3 @@ class ReducedRoute(AbstractRoute):
                 if np.sum(active) >= np.sum(support) and key not in seen:
                     seen.add(key)
                     yield support, active
-
-
-def _at_norm(log_a: np.ndarray, norm: float) -> np.ndarray:
-    return log_a + (np.log(norm) - np.logaddexp.reduce(log_a))
-
-
-def growth_exponents(log_a: np.ndarray, depth: float, psi: np.ndarray) -> np.ndarray:
-    """Returns d log a_i/d log ‖a‖_1 of modes, 0 where they are dead.
-
-    **Arguments:** `psi`, their columns of Psi, (K-1, modes).
-    """
-    largest = np.max(log_a)
-    power = (depth - 1) / (depth + 1)
-    with np.errstate(over="ignore", invalid="ignore"):  # seen in what comes out
-        margins = psi @ np.exp(log_a)
-        b = np.exp(np.min(margins) - margins) @ psi  # Psi is symmetric
-        alive = log_a > -np.inf
-        below = np.where(alive, log_a - largest, 0)
-        # Not by a itself, which may be below the smallest float: a^p need not be.
-        rates = np.where(alive, b * np.exp(power * below), 0)
-        share = np.where(alive, np.exp(below), 0)
-        return rates * np.sum(share) / np.sum(share * rates)

@@ -19,6 +19,10 @@ from ._counterexamples import (
     CounterexampleSearch as CounterexampleSearch,
     find_counterexample as find_counterexample,
 )
+from ._destinations import (
+    Destination as Destination,
+    destinations as destinations,
+)
 from ._edges import (
     Bracket as Bracket,
     EdgeState as EdgeState,
@@ -105,6 +109,10 @@ from ._spectral_prediction import (
 from ._stability_diagram import (
     StabilityDiagram as StabilityDiagram,
     stability_diagram as stability_diagram,
+)
+from ._starts import (
+    mode_starts as mode_starts,
+    model_starts as model_starts,
 )
 from ._stretching import (
     Stretching as Stretching,

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.spatial
 
-from ..analysis import AtlasEntry, Verdict, atlas, reduced_kkt
+from ..analysis import AtlasEntry, Verdict, atlas, group, reduced_kkt
 from ..dynamics import FinalNorm, HadamardFlow
 from ..ensemble import ensemble
 from ..geometry import psi_matrix
@@ -69,7 +69,7 @@ def all_minima(num_classes: int, depth: float) -> Minima:
     entries = tuple(
         e for e in atlas(num_classes, depth) if e.verdict is Verdict.MINIMUM
     )
-    images = _relabellings(num_classes)
+    images, _ = group(num_classes)
     points = [_distinct(entry.a[images]) for entry in entries]
     a = np.concatenate(points)
     margins = a @ np.asarray(psi_matrix(num_classes), float)
@@ -81,18 +81,6 @@ def all_minima(num_classes: int, depth: float) -> Minima:
         a > 0,
         margins <= (1 + 1e-9) * np.min(margins, axis=1, keepdims=True),
     )
-
-
-def _relabellings(num_classes: int) -> np.ndarray:
-    """Returns GL(m, 2) as permutations of modes: g(i) - 1 at [g, i-1]."""
-    digits = num_classes.bit_length() - 1
-    numbers = np.arange(1, num_classes)
-    bits = numbers[:, None] >> np.arange(digits) & 1
-    # A matrix is where it takes the basis.
-    grids = np.meshgrid(*[numbers] * digits, indexing="ij")
-    columns = np.stack(grids, axis=-1).reshape(-1, digits)
-    images = np.bitwise_xor.reduce(bits[None] * columns[:, None], axis=-1)
-    return images[np.all(images > 0, axis=1)] - 1
 
 
 def follow_together(

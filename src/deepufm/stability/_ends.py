@@ -20,7 +20,7 @@ from ..ensemble import ensemble
 from ..limits import LimitStatus, least_gaps, limit, mean_logits
 from ..models import CrossEntropy
 from ._arrivals import READINGS, Minima, all_minima, follow_together, read_off
-from ._precise import destinations
+from ._destinations import destinations
 from ._starts import Draw, mode_starts, model_starts
 
 # As `limit` follows early states of the full flow.

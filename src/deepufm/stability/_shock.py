@@ -25,7 +25,8 @@ import numpy as np
 
 from ..analysis import atlas
 from ..geometry import angle_between
-from ._precise import HELD_FROM, Destination, destinations
+from ..limits import HELD_FROM
+from ._destinations import Destination, destinations
 
 _DISTINCT = 1e-6
 # A shock kills no mode outright: this much is left of it.
