@@ -149,6 +149,17 @@ def test_layers_shrink_before_the_classes_are_separated_and_never_after(outcome)
     assert all(row["shrunk"] > 0 and row["grew"] == row["seeds"] for row in rows)
 
 
+def test_functions_rise_only_where_no_theorem_forbids_it(outcome):
+    result = outcome("bench_stability")
+    four, eight = result["search"]
+    assert four["theorem"]
+    assert four["violations"] == 0
+    assert not eight["theorem"]
+    assert eight["violations"] > 0
+    for row in result["basins"]:
+        assert sum(row["shares"].values()) + row["uncertified"] == pytest.approx(1)
+
+
 def test_solve_is_exact_on_sigmoids(outcome):
     rows = outcome("bench_descent")["exactness"]["rows"]
     assert {row["flow"] for row in rows} == {"MSE", "linearised"}

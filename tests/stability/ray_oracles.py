@@ -115,7 +115,7 @@ def log_norm_field(log_a, power):
 def difference_exponents(num_classes, modes, mu, depth):
     """Exponents within the support, rising, from central differences in 50 digits.
 
-    d log N/ds = 1 along any orbit, so that the Jacobian has one eigenvalue 0, the ray's.
+    d log N/ds = 1 on any orbit, so that the Jacobian has one eigenvalue 0, the ray's.
     """
     with mp.workdps(50):
         power = (mp.mpf(depth) - 1) / (mp.mpf(depth) + 1)
