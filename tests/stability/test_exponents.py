@@ -108,7 +108,7 @@ def test_every_ray_of_the_catalogue_at_small_and_large_norms():
             found = mu * (spectrum.shares @ decay) / (spectrum.counts @ decay)
             found = np.sort(found[spectrum.branches])
             known = brute_rates(16, entry.modes, mu)
-            tiny = 1e-13 * np.max(known, initial=0)
+            tiny = float(1e-13 * np.max(known, initial=0))
             np.testing.assert_allclose(found, known, rtol=1e-12, atol=tiny)
 
 

@@ -107,7 +107,8 @@ def test_the_flow_keeps_these_rays_and_no_others(num_classes):
 def test_unequal_modes_keep_no_direction():
     rng = np.random.default_rng(0)
     rays = np.exp(0.1 * rng.normal(size=(20, 7))) * (rng.random((20, 7)) < 0.7)
-    rays = np.vstack([rays[np.sum(rays > 0, axis=1) > 1], [1, 1, 1, 1, 1, 1, 1.0001]])
+    nearly = np.array([[1, 1, 1, 1, 1, 1, 1.0001]])
+    rays = np.vstack([rays[np.sum(rays > 0, axis=1) > 1], nearly])
     assert not any(is_ray_invariant(ray) for ray in rays)
     # At L = 1 small norms do not tell, so that larger ones have to.
     for depth, norms in ((1.0, (0.3, 3.0)), (3.0, (1e-3,))):
