@@ -50,6 +50,6 @@ def test_thresholds_are_curves_and_where_the_exponent_is_zero_is_a_line():
     assert left.get_xlabel() == "depth $L$"
     # The line of zero: N = (K-1)(L-1)/(L+1).
     (contour,) = [c for c in right.collections if type(c).__name__ == "QuadContourSet"]
-    path = contour.get_paths()[0].vertices
+    path = np.asarray(contour.get_paths()[0].vertices, float)
     at_two = path[np.isclose(path[:, 1], 2.0), 0]
     np.testing.assert_allclose(at_two, 1.0, rtol=1e-12)

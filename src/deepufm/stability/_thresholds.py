@@ -262,7 +262,7 @@ def _roots(spectrum: RaySpectrum, branch: int, power: float) -> list[float]:
     top = 2 * max(_LARGEST, limit)
     ends = [0.0, *_turning_points(spectrum, branch), top]
     return [
-        _root(lambda mu: _rate(spectrum, branch, mu) - power, low, high)
+        _root(lambda mu: float(_rate(spectrum, branch, mu)) - power, low, high)
         for low, high in zip(ends, ends[1:])
         if (_rate(spectrum, branch, low) < power)
         != (_rate(spectrum, branch, high) < power)
