@@ -20,12 +20,12 @@ def run(line: str) -> int:
 def test_stability_prints_thresholds_and_writes_results_and_picture(tmp_path, capsys):
     assert run("stability --num-classes 8 --depths 1 2 --structure 1 3 5 7") == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == ["structure", "modes", "orbit", "L=1", "L=2"]
+    assert lines[0] == ["structure", "modes", "orbit", "L=1", "L=2", "for", "instance"]
     # P1 Thm 4.3: (L-1)/(L+1)·(K-1); oracle F for the structure c: 1.10987.
-    assert ["simplex", "ETF", "7", "1", "0", "2.333"] in lines
-    assert ["cross-polytope", "4", "7", "-", "1.11"] in lines
+    assert ["simplex", "ETF", "7", "1", "0", "2.333", "all", "modes"] in lines
+    assert ["cross-polytope", "4", "7", "-", "1.11"] in [line[:5] for line in lines]
     # h rises to 0.278 only, below p = 1/3: on six modes nothing is stable at L = 2.
-    assert ["6", "modes", "of", "rank", "3", "6", "7", "-", "-"] in lines
+    assert "6 modes of rank 3 6 7 - - 1 2" in [" ".join(x[:11]) for x in lines]
     with xr.open_dataset("deepufm-stability.nc") as dataset:
         named = dict(zip(dataset.name.values, dataset.threshold.values))
         np.testing.assert_allclose(named["simplex ETF"], [0, 7 / 3], rtol=1e-14)
@@ -60,7 +60,12 @@ def test_windows_of_stability_are_named(capsys):
         ("stability --out st.txt", "must end in .nc or .csv"),
         ("stability --structure polygon", "no modes in the Hadamard basis"),
         ("basins --depths 0.5", "at least 1"),
-        ("basins --num-classes 6", "power of two"),
+        ("basins --num-classes 6", "give --widths"),
+        ("basins --num-classes 6 --widths 5", "--widths must be at least"),
+        ("basins --per-class 2", "give --widths"),
+        ("basins --seed -1", "--seed must be at least 0"),
+        ("basins --out none/b.csv", "none, does not exist"),
+        ("stability --num-classes 8 --structure 1 2 3", "tell all classes apart"),
         ("basins --scales 0", "positive"),
         ("basins --half-width 0", "between 0 and 0.5"),
         ("basins --out b.nc", "must end in .csv"),

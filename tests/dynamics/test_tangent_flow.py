@@ -175,6 +175,27 @@ def test_at_rest_nothing_moves():
     assert np.all(np.isfinite(direction.vectors))
 
 
+def test_vectors_across_a_tiny_flow_are_those_across_a_large_one():
+    """Squares of layers of 1e-60 at L = 2 would be no floats."""
+    flow, model = full_flow()
+    tangent = TangentFlow(flow, transverse=True)
+    tiny = jax.tree.map(lambda x: 1e-60 * x, model)
+    vectors = jax.tree.map(lambda x: jnp.ones((1, *x.shape)), model)
+    found = begin(tangent, tiny, vectors)
+    along, _ = flow(tiny)
+    leaves = zip(jax.tree.leaves(found.vectors), jax.tree.leaves(along))
+    scale = max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(along))
+    overlap = sum(float(jnp.sum(v[0] * x / scale)) for v, x in leaves)
+    assert abs(overlap) < 1e-12
+    assert np.all(np.isfinite(ravel(found.vectors)))
+    moved = evaluate(tangent, found)[0]
+    assert np.all(np.isfinite(ravel(moved.vectors)))
+
+
+def ravel(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
 def test_misuse_is_named(unhooked):
     del unhooked
     tangent = TangentFlow(FLOW)

@@ -111,6 +111,7 @@ def test_chunks_that_fail_have_a_share_of_their_own(monkeypatch):
     found = basin_fractions(4, [3], [1.0], starts=25, batched=False, executor=Failing())
     assert len(found.failures) == 1
     assert "lost a worker" in found.failures[0]
+    assert "10 starts of 10 to 19" in found.failures[0]
     last = found.rows[-1]
     assert (last.count, last.certified) == (10, False)
     assert "RuntimeError" in last.structure

@@ -1,6 +1,8 @@
 """The search finds what the papers found by hand, and nothing that is forbidden."""
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from deepufm.stability._counterexamples import (
     find_counterexample,
 )
 from deepufm.stability._lyapunov_functions import (
+    AbstractLyapunov,
     KLDivergence,
     LogRatio,
     ReverseKLDivergence,
@@ -141,10 +144,38 @@ def test_reverse_kl_rises_for_eight_classes():
     assert f"{more.num_violations} of 60 starts" in str(more)
 
 
-def test_the_margin_is_not_blamed_where_its_theorem_is_silent():
-    found = find_counterexample(SmoothedMargin(), 4, 2, starts=50, steps=0)
-    assert not found.violated
-    assert found.num_violations == 0
+class Silent(AbstractLyapunov):
+    """Rises everywhere, but its theorem speaks of nothing."""
+
+    applies: bool = eqx.field(static=True)
+
+    def value(self, flow, state):
+        raise NotImplementedError
+
+    def parts(self, flow, state):
+        found = UniformDistance().parts(flow, state)
+        rising = jnp.abs(found.parts) + 1
+        return eqx.tree_at(
+            lambda p: (p.parts, p.error, p.applies),
+            found,
+            (rising, 0.0 * found.error, jnp.asarray(self.applies)),
+        )
+
+    def proven(self, num_classes, depth):
+        del num_classes, depth
+        return False
+
+
+@pytest.mark.parametrize("applies", [True, False])
+def test_what_its_theorem_does_not_speak_of_is_no_violation(applies):
+    found = find_counterexample(Silent(applies), 4, 1, starts=3, steps=1)
+    assert found.violated is applies
+    assert found.num_violations == 3 * applies
+
+
+def test_the_margin_at_infinite_depth_is_refused():
+    with pytest.raises(ValueError, match="infinite depth"):
+        find_counterexample(SmoothedMargin(), 4, np.inf)
 
 
 def test_starts_spread_over_the_ranges_and_do_not_depend_on_their_number():

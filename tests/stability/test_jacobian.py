@@ -1,5 +1,6 @@
 """Jacobian spectra of the full flow: closed forms, differences of a plain network."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -331,3 +332,53 @@ def test_what_has_no_spectrum_is_refused():
     backwards = DeepUFM(-model.head, model.hidden, model.features)
     with pytest.raises(ValueError, match="normalised=False"):
         jacobian_spectrum(CE, backwards)
+
+
+def turned(depth, width=5, mu=1.0):
+    modes = jnp.full(3, 4.0 * mu)
+    return ufm.hadamard(jax.random.key(0), modes, per_class=1, width=width, depth=depth)
+
+
+def test_single_precision_models_have_the_same_counts():
+    """Rounded to 1e-7 they are balanced, and their spectra known, to that."""
+    model = turned(3)
+    rounded = jax.tree.map(lambda x: x.astype(jnp.float32), model)
+    found, want = jacobian_spectrum(CE, rounded), jacobian_spectrum(CE, model)
+    assert (found.n_gauge, found.n_balance) == (want.n_gauge, want.n_balance)
+    assert found.n_stable == want.n_stable
+    np.testing.assert_allclose(found.exponents, want.exponents, rtol=1e-4)
+    (top,) = jacobian_spectrum(CE, rounded, top=1).exponents
+    assert top == pytest.approx(want.exponents[0], rel=1e-4)
+
+
+def test_states_that_move_decide_on_nothing():
+    model = turned(2)
+    moved = eqx.tree_at(lambda m: m.head, model, model.head * 1.1 + 0.1)
+    assert jacobian_spectrum(CE, moved).verdict is Stability.MOVING
+    assert jacobian_spectrum(CE, model).verdict is Stability.STABLE
+
+
+def test_margins_beyond_doubles_are_refused():
+    large = jax.tree.map(lambda x: 1e6 * x, turned(2))
+    with pytest.raises(ValueError, match="not resolved"):
+        jacobian_spectrum(CE, large)
+
+
+def test_where_the_loss_sees_nothing_rounding_decides_on_nothing():
+    """The origin at L = 1: Z = W H is of second order, and gauge moves nothing."""
+    origin = model_of(np.zeros((4, 6)), np.zeros((0, 6, 6)), np.zeros((6, 4)))
+    found = jacobian_spectrum(CE, origin, normalised=False)
+    # 1 - 1/K has eigenvalue 1 three times: W and H^T grow and decay together.
+    counts = found.n_unstable, found.n_stable, found.n_neutral
+    assert counts == (18, 18, 12)
+    decaying = ufm.GradientFlow(ufm.CrossEntropy(), 1, weight_decay=1.0)
+    found = jacobian_spectrum(decaying, origin)
+    assert (found.n_unstable, found.n_neutral) == (0, 18)
+    assert found.verdict is Stability.NEUTRAL
+
+
+def test_traced_states_are_refused():
+    with pytest.raises(ValueError, match="is traced"):
+        jax.vmap(lambda u: jacobian_spectrum(ufm.HadamardFlow(4, 2), u).drift)(
+            jnp.zeros((2, 3))
+        )

@@ -166,3 +166,21 @@ def exact_jacobian_matrix(a, f):
 def test_a_norm_beyond_floats_is_refused():
     with pytest.raises(ValueError, match="below the largest float"):
         jacobian_spectrum(ufm.HadamardFlow(4, 2), jnp.asarray([800.0, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize("mu", [1.0, 1e8, 1e20, 1e200])
+def test_small_exponents_of_a_ray_are_not_lost_beside_large_ones(mu):
+    """Six modes of eight classes: p - h with h -> 0 twice, and with h -> 2 mu."""
+    (six,) = [ray for ray in ufm.ray_invariant_structures(8) if ray.size == 6]
+    log_a = jnp.where(jnp.asarray(six.direction) > 0, jnp.log(mu), -jnp.inf)
+    found = ufm.jacobian_spectrum(ufm.HadamardFlow(8, 2), log_a)
+    assert found.n_unstable == 2
+    if mu > 1:
+        np.testing.assert_allclose(found.exponents[:2], 1 / 3, rtol=1e-12)
+        np.testing.assert_allclose(found.exponents[-1], -2 * mu, rtol=1e-7)
+
+
+def test_exponents_that_are_rounding_are_refused():
+    log_a = jnp.asarray([100.0, 100 - 1e-3, 100 - 3e-3])
+    with pytest.raises(ValueError, match="rounding"):
+        ufm.jacobian_spectrum(ufm.HadamardFlow(4, 2), log_a)

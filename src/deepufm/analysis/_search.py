@@ -89,6 +89,8 @@ def search(
     **Raises:** `ValueError` for K below 3, a rank outside 2..K-1, a depth below 1 or
     not finite, fewer screened than `starts`, or class means that `polish` refuses.
     """
+    if starts < 0:
+        raise ValueError(f"Argument `starts` must be at least 0, but is {starts}.")
     if screened and screened < starts:
         raise ValueError(
             f"Argument `screened` must be 0 or at least `starts`, {starts}, but is "

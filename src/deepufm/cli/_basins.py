@@ -73,6 +73,7 @@ def run_basins_command(command: Basins) -> int:
     depths = read_numbers("depths", command.depths)
     scales = read_numbers("scales", command.scales)
     widths = whole_numbers("widths", command.widths) or None
+    _check(command, widths)
     picture = command.out.with_suffix(".png")
     check_outputs(command.out, picture, command.overwrite, (".csv",))
     from ..figures import basins_figure
@@ -126,6 +127,24 @@ def run_basins_command(command: Basins) -> int:
     return int(not (certain and found.is_narrow))
 
 
+def _check(command: Basins, widths: tuple[int, ...] | None) -> None:
+    """Says in options what would be said in Python."""
+    k = command.num_classes
+    if widths is None and (k < 2 or k & (k - 1)):
+        raise ValueError(
+            "--num-classes must be a power of two for the reduced flow, but is "
+            f"{k}. The full flow takes any: give --widths."
+        )
+    if widths is None and command.per_class != 1:
+        raise ValueError("--per-class is of the full flow: give --widths as well.")
+    if widths is not None and min(widths) < k:
+        raise ValueError(
+            f"--widths must be at least --num-classes, {k}, but one is {min(widths)}."
+        )
+    if command.seed < 0:
+        raise ValueError(f"--seed must be at least 0, but is {command.seed}.")
+
+
 def _write(found: "BasinFractions", out: Path) -> None:
     import pandas as pd
 
@@ -139,5 +158,5 @@ def _write(found: "BasinFractions", out: Path) -> None:
         pd.DataFrame(rows).to_csv(out, index=False, float_format="%.16g")
     except OSError as error:
         raise ValueError(
-            f"Output {out} cannot be written ({error.strerror})."
+            f"Output {out} cannot be written ({error.strerror or error})."
         ) from None

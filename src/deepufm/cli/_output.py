@@ -25,6 +25,8 @@ def check_outputs(
 
     if out.suffix not in suffixes:
         raise ValueError(f"--out must end in {' or '.join(suffixes)}, but is {out}.")
+    if not out.parent.is_dir():
+        raise ValueError(f"the folder of --out, {out.parent}, does not exist.")
     if not (overwrite and out.is_file()):
         check_output(out, overwrite=overwrite)
     check_output(picture, overwrite=overwrite)
@@ -44,7 +46,7 @@ def write_dataset(dataset: "xr.Dataset", out: Path, but: tuple[str, ...] = ()) -
             dataset.to_netcdf(out, engine="scipy")
     except OSError as error:
         raise ValueError(
-            f"Output {out} cannot be written ({error.strerror})."
+            f"Output {out} cannot be written ({error.strerror or error})."
         ) from None
     reader = "pandas.read_csv" if out.suffix == ".csv" else "xarray.open_dataset"
     print(f"results  {out}  ({reader})")

@@ -89,6 +89,7 @@ def _direction(command: Stability) -> tuple["np.ndarray", str]:
     """Returns the weights of the structure that is asked for, and its name."""
     import numpy as np
 
+    from ..analysis import spans
     from ..models import Structure
     from ..stability import ray_support, structure_modes
 
@@ -96,7 +97,7 @@ def _direction(command: Stability) -> tuple["np.ndarray", str]:
     names = {structure.value: structure for structure in Structure}
     if len(words) == 1 and words[0] in names:
         modes = structure_modes(names[words[0]], command.num_classes)
-        return np.asarray(modes), words[0].replace("-", " ").replace("etf", "ETF")
+        return np.asarray(modes), words[0].replace("simplex-etf", "simplex ETF")
     most = command.num_classes - 1
     if not all(word.isdigit() and 1 <= int(word) <= most for word in words):
         raise ValueError(
@@ -105,6 +106,11 @@ def _direction(command: Stability) -> tuple["np.ndarray", str]:
         )
     direction = np.isin(np.arange(1, most + 1), [int(word) for word in words])
     ray_support(direction.astype(float))  # refuses what turns
+    if not spans(direction):
+        raise ValueError(
+            f"--structure {' '.join(words)} does not tell all classes apart (the modes "
+            "must span F_2^m): no norm makes it stable for good."
+        )
     return direction.astype(float), f"modes {', '.join(words)}"
 
 
@@ -148,11 +154,12 @@ def _thresholds(
 def _print_table(structures, depths, table: "xr.Dataset") -> None:
     shown = depths[:_MOST_COLUMNS]
     head = "".join(f"{f'L={depth:g}':>8}" for depth in shown)
-    print(f"{'structure':<24}{'modes':>6}{'orbit':>7}{head}")
+    print(f"{'structure':<24}{'modes':>6}{'orbit':>7}{head}  for instance")
     for row, structure in enumerate(structures):
         cells = [_cell(table.isel(structure=row, depth=i)) for i in range(len(shown))]
         start = f"{structure.name:<24}{structure.size:6d}{structure.orbit:7d}"
-        print((start + "".join(f"{cell:>8}" for cell in cells)).rstrip())
+        row_text = start + "".join(f"{cell:>8}" for cell in cells)
+        print(f"{row_text}  {_modes(structure)}")
     marked = []
     for row, structure in enumerate(structures):
         for i, depth in enumerate(depths):
@@ -160,7 +167,7 @@ def _print_table(structures, depths, table: "xr.Dataset") -> None:
             low, high = float(found.window_low), float(found.window_high)
             if _is_window(found):
                 marked.append(
-                    f"  {structure.name}, L = {depth:g}: stable from {low:.4g} to "
+                    f"  {_modes(structure)}, L = {depth:g}: stable from {low:.4g} to "
                     f"{high:.4g} only"
                 )
     if marked:
@@ -168,6 +175,13 @@ def _print_table(structures, depths, table: "xr.Dataset") -> None:
         print("\n".join(marked))
     if len(depths) > len(shown):
         print(f"\n{len(depths) - len(shown)} more depths are in the dataset")
+
+
+def _modes(structure: "RayStructure") -> str:
+    """Returns numbers of modes, as --structure takes them."""
+    if structure.size == structure.num_classes - 1:
+        return "all modes"
+    return " ".join(map(str, structure.modes))
 
 
 def _is_window(found: "xr.Dataset") -> bool:

@@ -94,27 +94,29 @@ class TangentFlow(AbstractFlow):
         if not self.transverse:
             return TangentState(state, vectors)
         along, _ = self.flow(state)
-        size = _dot(along, along)
+        unit, size = _of_order_one(along)
 
         def across(vector):
-            return _add(vector, -_dot(vector, along) / size, along)
+            return _add(vector, -_dot(vector, unit) / size, unit)
 
         return TangentState(state, jax.vmap(across)(vectors))
 
     def __call__(self, state: TangentState) -> tuple[TangentState, RealScalar]:
         """Returns (d(y, v)/dt / exp(log_speed), log_speed)."""
         (along, log_speed), push = jax.linearize(self.flow, state.state)
-        size = _dot(along, along)
-        moves = size > 0
-        safe = jnp.where(moves, size, 1)
-        bend = push(along)[0] if self.transverse else None
+        unit, size = _of_order_one(along)
+        at_rest = jnp.isneginf(log_speed)
+        # The derivative along the flow, at the pace of the unit.
+        bend = push(unit)[0] if self.transverse else None
 
         def change(vector):
             turn, faster = push(vector)
-            if bend is not None:
-                faster = -(_dot(turn, along) + _dot(vector, bend)) / safe
-            # At rest log_speed is -inf and has no derivative.
-            return _add(turn, jnp.where(moves, faster, 0), along)
+            if bend is None:
+                # At rest log_speed is -inf and has no derivative.
+                return _add(turn, jnp.where(at_rest, 0, faster), along)
+            # v·Df f/|f|² f does not depend on the size of f.
+            pull = -(_dot(turn, unit) + _dot(vector, bend)) / size
+            return _add(turn, pull, unit)
 
         return TangentState(along, jax.vmap(change)(state.vectors)), log_speed
 
@@ -178,6 +180,14 @@ class TangentFlow(AbstractFlow):
 
 def _rows(vectors: State) -> Float[Array, "vectors unknowns"]:
     return jax.vmap(lambda vector: ravel_pytree(vector)[0])(vectors)
+
+
+def _of_order_one(along: State) -> tuple[State, RealScalar]:
+    """Returns the direction over its largest entry, and its square; at rest 0 and 1."""
+    largest = jnp.max(jnp.abs(ravel_pytree(along)[0]))
+    unit = jax.tree.map(lambda x: x / jnp.where(largest > 0, largest, 1), along)
+    size = _dot(unit, unit)
+    return unit, jnp.where(largest > 0, size, 1)
 
 
 def _dot(a: State, b: State) -> RealScalar:

@@ -16,6 +16,9 @@ import scipy.integrate
 
 # The norm that is held.
 HELD_FROM = 1e4
+# From tiny norms, where the rate is all but constant, LSODA would step to where a
+# overflows, and take the NaN there for converged.
+_LONGEST = 0.2
 _MAX_STEPS = 100_000  # some seconds; a decade takes a hundred
 
 
@@ -49,11 +52,14 @@ def followed(
         return growth - 1 if is_held else growth
 
     # What goes wrong is seen in what comes out.
-    with warnings.catch_warnings(), np.errstate(over="ignore", invalid="ignore"):
+    with (
+        warnings.catch_warnings(),
+        np.errstate(all="ignore"),
+    ):
         warnings.simplefilter("ignore", scipy.integrate.ODEintWarning)
         found, report = scipy.integrate.odeint(
             rate, log_a[alive], (0.0, length), rtol=rtol, atol=rtol,
-            mxstep=_MAX_STEPS, full_output=True,
+            hmax=0.0 if is_held else _LONGEST, mxstep=_MAX_STEPS, full_output=True,
         )  # fmt: skip
     if report["message"] != "Integration successful." or not np.all(np.isfinite(found)):
         return None
@@ -74,7 +80,7 @@ def growth_exponents(log_a: np.ndarray, depth: float, psi: np.ndarray) -> np.nda
     """
     largest = np.max(log_a)
     power = (depth - 1) / (depth + 1)
-    with np.errstate(over="ignore", invalid="ignore"):  # seen in what comes out
+    with np.errstate(all="ignore"):  # seen in what comes out
         margins = psi @ np.exp(log_a)
         b = np.exp(np.min(margins) - margins) @ psi  # Psi is symmetric
         alive = log_a > -np.inf

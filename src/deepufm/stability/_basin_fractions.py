@@ -32,6 +32,7 @@ from ..dynamics import HadamardFlow
 from ..geometry import sylvester_hadamard
 from ..limits import wilson
 from ._ends import AbstractSource, End, ModelSource, ModeSource, tallies
+from ._rays import is_ray_invariant, ray_name
 from ._starts import Draw
 
 # A pilot, then at least this much more at each look.
@@ -52,8 +53,7 @@ class BasinFraction:
     - `depth` L, `scale`, `width` d: the point; `width` None for the reduced flow.
     - `structure`: a name, or "not certified (why)".
     - `entry`: the atlas entry that it is, reduced flow of K <= 16; else None.
-    - `rank`, `objective`: of `entry`, sum of a^q at a least margin of 1; else as
-        `Limit` has them. 0 and NaN where not certified.
+    - `rank`, `objective`: as `Limit` has them. 0 and NaN where not certified.
     - `count` of `starts`, as a `fraction`; `low`, `high`: Wilson's interval.
     """
 
@@ -195,9 +195,8 @@ def basin_fractions(
         HadamardFlow(num_classes, 1)  # refuses K that is no power of two
     if batched is None:
         batched = num_classes <= 16 and (starts or max_starts) >= _BATCH_FROM
-    points = list(
-        itertools.product(map(float, depths), map(float, scales), widths or [None])
-    )
+    chosen = [None] if widths is None else list(widths)
+    points = list(itertools.product(map(float, depths), map(float, scales), chosen))
     sources: list[AbstractSource] = []
     for depth, scale, width in points:
         if width is None:
@@ -208,7 +207,7 @@ def basin_fractions(
                 num_classes, int(depth), float(scale), width, seed, per_class
             )
         sources.append(one)
-    chunk = _CHUNKS[2 if widths else 0 if batched else 1]
+    chunk = _CHUNKS[2 if widths is not None else 0 if batched else 1]
     rounds = _Rounds(half_width, confidence, starts, max_starts, progress, len(points))
     states = [rounds.run(source, chunk, executor) for source in sources]
     rows, names = [], {}
@@ -319,6 +318,8 @@ def _rows(num_classes, point, source, state, confidence, names) -> list[BasinFra
             structure = names[key]
         low, high = wilson(count, state.done, confidence)
         objective = end.objective if end.rank else np.nan
+        if entry is not None:  # in units of a, whose logits are Phi diag(0, a) Phi
+            objective *= num_classes ** (2 / (entry.depth + 1))
         rows.append(
             BasinFraction(
                 depth=point[0],
@@ -339,7 +340,9 @@ def _rows(num_classes, point, source, state, confidence, names) -> list[BasinFra
 
 
 def _name(num_classes: int, entry: AtlasEntry) -> str:
-    """Returns what `limit` calls an entry."""
+    """Returns what `ray_invariant_structures` calls an entry, or else `limit`."""
+    if is_ray_invariant(entry.a):
+        return ray_name(entry.a > 0)
     phi = np.asarray(sylvester_hadamard(num_classes))
     found = classify((phi[:, 1:] * entry.a) @ phi[1:])
     if found.structure is not None and found.distance > _EXACT:

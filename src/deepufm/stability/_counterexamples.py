@@ -28,7 +28,7 @@ from jaxtyping import Array, Float
 
 from .._types import Modes, RealScalar
 from ..dynamics import HadamardFlow, LogitFlow
-from ._lyapunov_functions import AbstractLyapunov, Parts, ReducedFlow
+from ._lyapunov_functions import AbstractLyapunov, Parts, ReducedFlow, SmoothedMargin
 
 Batch = Float[Array, "starts modes"]
 # One object, so that a second search needs no second program.
@@ -115,6 +115,8 @@ def find_counterexample(
         print(found, np.exp(found.log_a))
     """
     flow = _flow(num_classes, depth)
+    if isinstance(lyapunov, SmoothedMargin) and not np.isfinite(depth):
+        raise ValueError("The smoothed margin has no value at infinite depth.")
     _check(starts, steps, lanes, norms=norms, spreads=spreads)
     rule = _ADAM if optimiser is None else optimiser
     limits = jnp.log(jnp.asarray([norms, spreads], float))
@@ -203,7 +205,7 @@ def _ascend(
         with jax.numpy_dtype_promotion("standard"):
             change, memory = update(-slope, memory, u)
         u = jax.vmap(lambda x: _confined(x, limits))(u + change)
-        return (u, memory, best, jnp.maximum(best_score, reached)), None
+        return (u, memory, best, jnp.where(better, reached, best_score)), None
 
     nothing = jnp.full(log_a.shape[:1], -jnp.inf, log_a.dtype)
     carry = log_a, init(log_a), log_a, nothing

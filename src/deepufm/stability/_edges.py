@@ -168,7 +168,14 @@ def boundary_bracket(
     **Arguments**, **Raises:** as `edge_state`.
     """
     depth = _checked_depth(flow)
-    starts = np.asarray([log_a_first, log_a_second], float)
+    both = [np.asarray(one, float) for one in (log_a_first, log_a_second)]
+    modes = flow.num_classes - 1
+    if any(one.shape != (modes,) for one in both):
+        raise ValueError(
+            f"The starts must be two states of shape ({modes},), but have "
+            f"{both[0].shape} and {both[1].shape}."
+        )
+    starts = np.stack(both)
     _check(starts, flow.num_classes, tolerance)
     ends = destinations(flow.num_classes, depth, starts, rtol=rtol)
     if not all(end.certified for end in ends):

@@ -227,7 +227,7 @@ def tallies(
 
     A chunk's starts whose work failed end in "failed (...)".
     """
-    waiting: dict[concurrent.futures.Future, tuple[int, Tally]] = {}
+    waiting: dict[concurrent.futures.Future, tuple[Tally, range]] = {}
     for first in range(numbers.start, numbers.stop, chunk):
         part = range(first, min(first + chunk, numbers.stop))
         try:
@@ -240,15 +240,15 @@ def tallies(
         if future is None:
             yield len(part), tally
             continue
-        waiting[future] = len(part), tally
+        waiting[future] = tally, part
         for done in [f for f in waiting if f.done()]:
-            yield _finished(source, done, *waiting.pop(done), part)
+            yield _finished(source, done, *waiting.pop(done))
     for done in concurrent.futures.as_completed(list(waiting)):
-        yield _finished(source, done, *waiting.pop(done), numbers)
+        yield _finished(source, done, *waiting.pop(done))
 
 
-def _finished(source, future, count, tally, part) -> tuple[int, Tally]:
-    error = future.exception()
+def _finished(source, future, tally, part) -> tuple[int, Tally]:
+    error, count = future.exception(), len(part)
     if error is not None:
         left = count - sum(tally.ends.values())
         return count, _failed(tally, left, part, error)

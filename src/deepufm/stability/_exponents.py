@@ -78,7 +78,11 @@ class StabilityExponents(eqx.Module):
 
     @property
     def stable(self) -> Bool[Array, "*batch"]:
-        """Whether all exponents are negative at this norm."""
+        """Whether all exponents are negative at this norm.
+
+        Rays that misclassify have negative ones at large norms, and yet are left:
+        ever smaller dead modes invade (`stability_threshold`, which is inf).
+        """
         return self.leading < 0
 
 
@@ -107,7 +111,8 @@ def stability_exponents(
     **Reference:** P1 Thm 4.3 and D.4.
     """
     spectrum = ray_spectrum(ray_support(direction))
-    return _exponents(spectrum, checked_norm(norm), checked_depth(depth))
+    norm, depth = checked_norm(norm), checked_depth(one_number("depth", depth))
+    return _exponents(spectrum, norm, depth)
 
 
 @eqx.filter_jit
@@ -132,9 +137,20 @@ def _exponents(spectrum: RaySpectrum, norm, depth) -> StabilityExponents:
     )
 
 
+def one_number(name: str, value: RealLike) -> RealScalar:
+    """Returns a number as an array, after checking that it is one."""
+    array = jnp.asarray(value, float)
+    if array.ndim:
+        raise ValueError(
+            f"Argument `{name}` must be one number, but has shape {array.shape}. Map "
+            "over several with `jax.vmap`, or see `stability_diagram`."
+        )
+    return array
+
+
 def checked_norm(norm: RealLike) -> RealScalar:
     """Returns N as an array, after checking that it is finite and not negative."""
-    array = jnp.asarray(norm, float)
+    array = one_number("norm", norm)
     if isinstance(array, Tracer):
         right = (array >= 0) & (array < jnp.inf)
         return eqx.error_if(array, ~right, "`norm` must be finite and at least 0.")

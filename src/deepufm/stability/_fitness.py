@@ -72,7 +72,7 @@ def logs(flow: HadamardFlow | LogitFlow, state: Modes) -> tuple[Modes, RealScala
     nearly equal modes keep the differences that log a would round away.
 
     **Raises:** `ValueError` for another flow, or modes of the logits that are negative
-    (NaN where they are traced).
+    or zero, from which they grow at once (NaN where they are traced).
     """
     if isinstance(flow, HadamardFlow):
         return state, jnp.zeros((), state.dtype)
@@ -81,7 +81,7 @@ def logs(flow: HadamardFlow | LogitFlow, state: Modes) -> tuple[Modes, RealScala
             "Lyapunov functions are of the reduced flows: argument `flow` must be a "
             f"`HadamardFlow` or a `LogitFlow`, but is a {type(flow).__name__}."
         )
-    if not isinstance(state, Tracer) and np.any(np.asarray(state) < 0):
+    if not isinstance(state, Tracer) and np.any(np.asarray(state) <= 0):
         raise ValueError(
             "Lyapunov functions are of positive modes, but the state of `LogitFlow` "
             f"is {np.asarray(state)}."
@@ -91,8 +91,7 @@ def logs(flow: HadamardFlow | LogitFlow, state: Modes) -> tuple[Modes, RealScala
     near = jnp.where(close, (state - largest) / largest, 0)
     far = jnp.where(close | (state <= 0), 1, state / largest)
     ratios = jnp.where(close, jnp.log1p(near), jnp.log(far))
-    ratios = jnp.where(state == 0, -jnp.inf, ratios)
-    return jnp.where(state < 0, jnp.nan, ratios), jnp.log(largest)
+    return jnp.where(state <= 0, jnp.nan, ratios), jnp.log(largest)
 
 
 def _fitness(log_a: Modes, log_reference: RealScalar, power: RealScalar) -> Fitness:

@@ -219,12 +219,16 @@ def dense(flow: GradientFlow, state: DeepUFM, normalised: bool) -> Dense:
 
 
 def full_spectrum(
-    flow: GradientFlow, state: DeepUFM, normalised: bool, tolerance: float
+    flow: GradientFlow,
+    state: DeepUFM,
+    normalised: bool,
+    tolerance: float,
+    rank_tolerance: float = _RANK,
 ) -> Spectrum:
     """Returns all exponents, physical, gauge and balance apart."""
     parts = dense(flow, state, normalised)
     base, shift = parts.base, float(normalised)
-    directions = gauge_directions(parts.model)
+    directions = gauge_directions(parts.model, rank_tolerance=rank_tolerance)
     removed = directions.all
     if normalised:
         removed = np.concatenate([base.ray, removed], axis=1)
@@ -253,12 +257,15 @@ def _physical(parts: Dense, basis, shift: float) -> tuple[np.ndarray, np.ndarray
     fast, slow = np.linalg.eigvalsh(stiff), np.zeros(0)
     small = max(np.max(np.abs(x), initial=0) for x in (mixed, soft))
     if soft.size and small <= _SEPARATE * np.min(np.abs(fast), initial=np.inf):
-        slow = np.linalg.eigvalsh(soft - mixed.T @ np.linalg.solve(stiff, mixed))
+        # By least squares: margins beyond doubles leave `stiff` singular.
+        bent = np.linalg.lstsq(stiff, mixed)[0]
+        slow = np.linalg.eigvalsh(soft - mixed.T @ bent)
     else:
         fast = np.linalg.eigvalsh(matrix)
     # Normalised, soft rates are differences of ones of order 1; at rest they may all
     # be the rounding of stiff ones.
     largest = max(np.max(np.abs(fast), initial=0), shift)
+    largest = largest or np.max(np.abs(slow), initial=0)  # the loss may see nothing
     floor = max(np.max(np.abs(slow), initial=0), 1.0) if shift else largest
     scales = np.repeat([largest, floor], [len(fast), len(slow)])
     return np.concatenate([fast, slow]), scales

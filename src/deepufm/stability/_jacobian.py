@@ -25,23 +25,42 @@ vectors, and, for L >= 2 and d > K - 1, weights of one hidden layer between unit
 neither neighbour uses: nothing drives these, so that they stay as the norm grows and
 have exactly -1 (0 at rest, where they count as neutral: flat to this order).
 
+Exponents decide on stability only where the direction (or, at rest, the state) stays;
+elsewhere they are those of one instant, and the verdict is that the state moves.
+
 Scale: exponents are ratios, and the verdict compares each with the largest of its kind,
 so that units, and moving norm between layers, change nothing. Scaling θ itself is no
 symmetry of cross-entropy: DNC of L > 1 *is* unstable at small norms. Near margins of
-1e13 and beyond, doubles no longer hold the state: a last digit of θ changes the softmax
-by a factor.
+1e14 and beyond, doubles no longer hold the state: a last digit of θ changes the softmax
+by a factor. Such states are refused, but for those of the reduced flow on invariant
+rays, whose exponents are in closed form.
 """
 
 import enum
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from .._types import State
+from .._types import State, Tracer
 from ..dynamics import AbstractFlow, GradientFlow, HadamardFlow
+from ..models import CrossEntropy, DeepUFM
 from ._full_jacobian import MOST_DENSE, Spectrum, full_reactivity, full_spectrum
-from ._reduced_jacobian import reduced_exponents, reduced_linear, reduced_reactivity
+from ._reduced_jacobian import (
+    ray_exponents,
+    reduced_exponents,
+    reduced_linear,
+    reduced_reactivity,
+)
 from ._top_exponents import top_reactivity, top_spectrum
+
+# What drifts less than this stays where it is.
+_STILL = 1e-3
+# What gauge directions move that they do not: more than the state's rounding.
+_DOUBLE_RANK, _SINGLE_RANK = 1e-10, 1e-5
+# Logits of which the last digit changes the softmax by this part are not resolved.
+_RESOLVED = 0.02
 
 
 class Stability(enum.Enum):
@@ -50,6 +69,7 @@ class Stability(enum.Enum):
     UNSTABLE = "unstable: some perturbation grows"
     STABLE = "stable: all perturbations decay, but for gauge"
     NEUTRAL = "not decided to first order: some neither grow nor decay"
+    MOVING = "moving: exponents are those of an instant, and decide on nothing"
 
 
 @dataclass(frozen=True)
@@ -105,7 +125,9 @@ class JacobianSpectrum:
 
     @property
     def verdict(self) -> Stability:
-        """What the physical exponents say of a state of no drift."""
+        """What the physical exponents say; nothing where `drift` is above 1e-3."""
+        if not self.drift <= _STILL:
+            return Stability.MOVING
         if self.n_unstable:
             return Stability.UNSTABLE
         return Stability.NEUTRAL if self.n_neutral else Stability.STABLE
@@ -143,7 +165,8 @@ def jacobian_spectrum(
 
     - `flow`: a `HadamardFlow`, or a `GradientFlow` of linear layers.
     - `state`: log a, (K-1,), modes of -inf included; or a `DeepUFM`, padding in depth
-        dropped. (Padding in width counts as width: nothing tells it from weights that
+        dropped; not traced: spectra are computed on the host, in double precision.
+        (Padding in width counts as width: nothing tells it from weights that
         are zero.)
     - `normalised`: whether to divide by the norm and count its logarithm as time;
         `None` for yes where the flow's norm diverges.
@@ -157,7 +180,8 @@ def jacobian_spectrum(
 
     **Raises:** `ValueError` for another flow, an activation, a weight decay that
     changes with time, a normalised state whose norm does not grow, too many parameters,
-    options out of range, or exponents that Lanczos cannot tell apart.
+    options out of range, exponents that Lanczos cannot tell apart, margins that
+    doubles do not resolve, and without float64.
 
     !!! example
         spectrum = jacobian_spectrum(flow, model)
@@ -166,9 +190,12 @@ def jacobian_spectrum(
     """
     _check_options(top, tolerance)
     normalised = _default(flow, normalised)
+    single = jnp.finfo(jnp.result_type(*jax.tree.leaves(state))).bits < 64
+    state = _in_double(state)
     if isinstance(flow, HadamardFlow):
         linear = reduced_linear(flow, state)
-        values, thresholds = reduced_exponents(linear, normalised, tolerance)
+        on_ray = ray_exponents(flow, state, tolerance) if normalised else None
+        values, thresholds = on_ray or reduced_exponents(linear, normalised, tolerance)
         log_unit, drift = linear.log_speed, linear.drift
         if normalised:
             log_unit += float(np.log(linear.growth))
@@ -176,12 +203,14 @@ def jacobian_spectrum(
             drift = _raw_drift(linear, values)
         none = np.zeros(0)
         found = Spectrum(values, thresholds, none, none, log_unit, drift)
-    elif top is None:
-        assert isinstance(flow, GradientFlow)
-        found = full_spectrum(flow, state, normalised, tolerance)
     else:
         assert isinstance(flow, GradientFlow)
-        found = top_spectrum(flow, state, normalised, tolerance, top)
+        if top is None:
+            ranks = _SINGLE_RANK if single else _DOUBLE_RANK
+            found = full_spectrum(flow, state, normalised, tolerance, ranks)
+        else:
+            found = top_spectrum(flow, state, normalised, tolerance, top)
+        _check_resolution(flow, state, found.drift)
     order = np.argsort(-np.real(found.exponents), kind="stable")[:top]
     reduced = isinstance(flow, HadamardFlow)
     return JacobianSpectrum(
@@ -215,6 +244,7 @@ def reactivity(
     **Raises:** `ValueError` as `jacobian_spectrum`.
     """
     normalised = _default(flow, normalised)
+    state = _in_double(state)
     if isinstance(flow, HadamardFlow):
         return reduced_reactivity(reduced_linear(flow, state), normalised)
     assert isinstance(flow, GradientFlow)
@@ -235,8 +265,36 @@ def _default(flow, normalised) -> bool:
     return flow.norm_diverges if normalised is None else normalised
 
 
+def _in_double(state: State) -> State:
+    """Returns the state in float64, after checking that it holds values."""
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(state)):
+        raise ValueError(
+            "Jacobian spectra are computed on the host, but the state is traced. Call "
+            "them outside of jit and vmap, one state at a time."
+        )
+    if jnp.zeros(()).dtype != jnp.float64:
+        raise ValueError(
+            "Jacobian spectra need float64: rounding must be far below exponents. Set "
+            '`jax.config.update("jax_enable_x64", True)`.'
+        )
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), state)
+
+
+def _check_resolution(flow: GradientFlow, state: DeepUFM, drift: float) -> None:
+    """Refuses models that drift since their softmax is a matter of rounding."""
+    if drift <= _STILL or not isinstance(flow.loss, CrossEntropy):
+        return
+    largest = float(jnp.max(jnp.abs(flow.logits(state))))
+    if not largest * np.finfo(float).eps <= _RESOLVED:
+        raise ValueError(
+            f"Logits of {largest:.1e} are not resolved: a last digit of the parameters "
+            "changes the softmax by a factor. Take an earlier state, or, on a ray of "
+            "the reduced flow, `stability_exponents`."
+        )
+
+
 def _check_options(top, tolerance) -> None:
-    if top is not None and (top < 1 or top != int(top)):
+    if top is not None and not (isinstance(top, int) and top >= 1):
         raise ValueError(
             f"Argument `top` must be a whole number of at least 1, but is {top}."
         )

@@ -156,12 +156,17 @@ def lyapunov_exponents(
         max_steps=max_steps,
     )  # fmt: skip
     _check_flow(flow)
-    if segments < 1:
+    if not (isinstance(segments, int) and segments >= 1):
         raise ValueError(
-            f"Argument `segments` must be at least 1, but is {segments}. Exponents "
+            f"Argument `segments` must be a whole number of at least 1, but is "
+            f"{segments}. Exponents "
             "want many: vectors are orthonormalised at the end of each."
         )
     y0 = jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), y0)
+    if flow.log_state and isinstance(y0, Tracer):
+        # How many exponents there are must not depend on values.
+        dead = jnp.any(is_dead(y0))
+        y0 = eqx.error_if(y0, dead, "Traced states must have no dead modes (-inf).")
     moving = _moving(flow, y0)
     most = int(np.sum(moving)) - int(normalised)
     count = most if num_exponents is None else num_exponents

@@ -259,7 +259,10 @@ class LogLoss(AbstractLyapunov):
         odds = jnp.where(small, 1, odds)
         log_factor = jnp.where(small, 0, jnp.log(jnp.log1p(odds) / odds))
         log_unit = at.log_speed_over_sum - log_factor
-        exponents = (1 - at.power) * (at.log_ratios + at.log_reference) + log_unit
+        alive = at.log_ratios > -jnp.inf
+        log_a = jnp.where(alive, at.log_ratios, 0) + at.log_reference
+        # At infinite depth a factor of 0 would meet log 0.
+        exponents = jnp.where(alive, (1 - at.power) * log_a, -jnp.inf) + log_unit
         # In front of the sum; f is of order one where it counts.
         largest = jnp.max(exponents)
         parts = -(at.f**2) * jnp.exp(exponents - largest)
@@ -300,6 +303,7 @@ class SmoothedMargin(AbstractLyapunov):
         spread = 0.5 * margin * products * squares / mean
         growth = surplus * jnp.sum(weights * at.f**2) / mean
         parts = -jnp.append(jnp.ravel(spread), growth)
+        parts = jnp.where(at.power < 1, parts, jnp.nan)
         log_power = 2 / (1 - at.power) * _log_parameter_norm(at)
         error = _margin_error(at, parts)
         found = _parts(at, parts, error, log_unit=-log_power)

@@ -26,7 +26,8 @@ class Monotonicity:
     - `first_increase`: the first k with V_k - V_{k-1} above tolerance·max(|V_k|,
         |V_{k-1}|); `None` if there is none.
     - `first_rising`: the first k at which the rate is above a bound on its rounding
-        error; `None` if there is none.
+      error, of those that V's theorem speaks of (the smoothed margin: loss below log
+      2); `None` if there is none.
     """
 
     log_time: np.ndarray

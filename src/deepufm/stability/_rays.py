@@ -226,21 +226,28 @@ def _supports_and_orbits(
     return supports, connected_components(graph)[1]
 
 
-def _structure(support: Bool[np.ndarray, " modes"], orbit: int) -> RayStructure:
-    num_classes, size, rank = len(support) + 1, int(np.sum(support)), span_rank(support)
-    margins, counts = np.unique(host_psi(num_classes) @ support, return_counts=True)
+def ray_name(support: Bool[np.ndarray, " modes"]) -> str:
+    """Returns the name of a structure of equal modes, else how many modes it has."""
+    size, rank = int(np.sum(support)), span_rank(support)
+    num_classes = len(support) + 1
     if size == num_classes - 1:
-        name = "simplex ETF"
-    elif 2 * size == num_classes and margins[-1] == num_classes:
+        return "simplex ETF"
+    largest = np.max(host_psi(num_classes) @ support)
+    if 2 * size == num_classes and largest == num_classes:
         # All modes have a digit sum in common: the complement of a hyperplane.
-        name = "cross-polytope"
-    elif size == 1:
-        name = "single mode"
-    elif size == rank:
-        name = f"{size} independent modes"
-    else:
-        name = f"{size} modes of rank {rank}"
+        return "cross-polytope"
+    if size == 1:
+        return "single mode"
+    if size == rank:
+        return f"{size} independent modes"
+    return f"{size} modes of rank {rank}"
+
+
+def _structure(support: Bool[np.ndarray, " modes"], orbit: int) -> RayStructure:
+    num_classes, rank = len(support) + 1, span_rank(support)
+    margins, counts = np.unique(host_psi(num_classes) @ support, return_counts=True)
     return RayStructure(
         num_classes, tuple(int(i) for i in np.flatnonzero(support) + 1), orbit, rank,
-        spans(support), tuple(margins.tolist()), tuple(counts.tolist()), name,
+        spans(support), tuple(margins.tolist()), tuple(counts.tolist()),
+        ray_name(support),
     )  # fmt: skip

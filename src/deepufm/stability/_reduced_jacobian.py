@@ -34,7 +34,12 @@ import scipy.linalg
 from .._types import Modes
 from ..dynamics import HadamardFlow
 from ..geometry import psi_matrix, psi_matvec
+from ._exponents import stability_exponents
 from ._fitness import fitness
+from ._rays import is_ray_invariant
+
+# Exponents are of order one: with more rounding than this they say nothing.
+_RESOLVED = 0.1
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,28 @@ def reduced_linear(flow: HadamardFlow, state: Modes) -> ReducedLinear:
     )
 
 
+def ray_exponents(
+    flow: HadamardFlow, state: Modes, tolerance: float
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns (exponents, thresholds) of a state on an invariant ray, else None.
+
+    In closed form, normalised: at large norms all others would drown in the largest.
+    """
+    log_a = np.asarray(state)
+    living = log_a[np.isfinite(log_a)]
+    equal = np.ptp(living) <= 4 * np.finfo(float).eps * np.max(np.abs(living))
+    support = np.isfinite(log_a).astype(float)
+    # Up to here the matrices of all rays commute.
+    if not (equal and flow.num_classes <= 16 and is_ray_invariant(support)):
+        return None
+    norm = float(jnp.exp(flow.log_norm(state)))
+    found = stability_exponents(support, norm, flow.depth)
+    power = float(flow.power(state.dtype))
+    within, across = np.asarray(found.within), np.asarray(found.transverse)
+    scales = np.concatenate([power + np.abs(power - within), np.abs(across)])
+    return np.concatenate([within, across]), tolerance * scales
+
+
 @eqx.filter_jit
 def _parts(flow, state):
     fit = fitness(flow, state)
@@ -149,6 +176,12 @@ def reduced_exponents(
     scale = np.concatenate([largest, np.abs(diagonal[~alive])])
     terms = linear.power * np.max(linear.f) + np.max(curved)
     floor = 4 * (linear.error + 4 * np.finfo(float).eps * terms) / growth
+    if not floor <= _RESOLVED:
+        raise ValueError(
+            f"Off the invariant rays, exponents at a norm of {linear.norm:.1e} are "
+            f"differences of numbers whose rounding alone is {floor:.1e}. Take a state "
+            "of smaller norm, or `limit`, which follows it to larger ones."
+        )
     return exponents, np.maximum(tolerance * scale, floor)
 
 

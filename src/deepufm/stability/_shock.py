@@ -13,9 +13,11 @@ every structure of the atlas, then random ones, then small changes of the best. 
 shock returned is fatal, and smaller ones in untried directions may be. Along a ray only
 the sizes looked at count as survived; basins need not be star-shaped.
 
-Below the norm (K-1)(L-1)/(L+1) DNC is unstable, and the critical shock is 0. At L = 1
-it attracts every start with all a_i > 0 (P2 Thm 3), and there is none; P2 Thm 7's bound
-on M, within which M itself falls, is then no bound on a basin.
+Below the norm N* = (K-1)(L-1)/(L+1) perturbations of DNC grow, but only by the factor
+(N*/N)^p e^{-(N*-N)/(K-1)} until the norm has passed N*: the critical shock is positive
+at every norm, small where N is. At L = 1 DNC attracts every start with all a_i > 0 (P2
+Thm 3), and there is none; P2 Thm 7's bound on M, within which M itself falls, is then
+no bound on a basin.
 """
 
 import enum
@@ -44,7 +46,6 @@ class ShockStatus(enum.Enum):
     """What is known of the critical shock."""
 
     FOUND = "A fatal shock was found: its size is an upper bound of the critical one."
-    UNSTABLE = "Collapse is unstable at this norm: any shock is fatal."
     NONE = "Collapse attracts every start whose modes are all positive (L = 1)."
     NOT_FOUND = "Every shock that was tried was survived."
 
@@ -53,7 +54,7 @@ class ShockStatus(enum.Enum):
 class CriticalShock:
     """The smallest fatal shock that was found.
 
-    - `size`: ‖ε‖₂; 0 where collapse is unstable, inf where none was found.
+    - `size`: ‖ε‖₂; inf where none was found.
     - `distance`: M of P2 eq. 12, ‖ε‖²/(2(K-1)²).
     - `survived`: the largest size known to be survived in its direction.
     - `epsilon`: (K-1,), of sum 0; NaN where there is none.
@@ -111,8 +112,6 @@ def critical_shock(
     nothing = np.full(modes, np.nan)
     if depth == 1:
         return CriticalShock(np.inf, np.inf, np.inf, nothing, None, 0, ShockStatus.NONE)
-    if norm <= modes * (depth - 1) / (depth + 1):
-        return CriticalShock(0.0, 0.0, 0.0, nothing, None, 0, ShockStatus.UNSTABLE)
     rng = np.random.default_rng(seed)
     search = _Search(num_classes, float(depth), norm)
     if directions is None:
@@ -179,7 +178,7 @@ class _Search:
             return False
         self.tried += 1
         unit = direction / length
-        largest = (1 - _LEFT) / -np.min(unit)
+        largest = float((1 - _LEFT) / -np.min(unit))
         if self.best is None:
             sizes = [part * largest for part in _SCAN]
         else:
@@ -200,7 +199,9 @@ class _Search:
     def _bracket(self, unit, survived, fatal, tolerance, rtol=1e-8):
         """Returns sizes next to each other, survived and fatal."""
         while fatal - survived > tolerance * fatal:
-            middle = 0.5 * (survived + fatal)
+            middle = float(0.5 * (survived + fatal))
+            if not survived < middle < fatal:
+                break
             is_fatal = self.is_fatal(middle * unit, rtol)
             if is_fatal is None:
                 break  # as good as on the boundary
@@ -209,18 +210,23 @@ class _Search:
 
     def sharpened(self, tolerance: float) -> CriticalShock:
         """Returns the best, bracketed anew with the least errors."""
+        nothing = np.full(self.modes, np.nan)
+        missing = CriticalShock(
+            np.inf, np.inf, np.inf, nothing, None, self.tried, ShockStatus.NOT_FOUND
+        )
         if self.best is None:
-            nothing = np.full(self.modes, np.nan)
-            return CriticalShock(
-                np.inf, np.inf, np.inf, nothing, None, self.tried, ShockStatus.NOT_FOUND
-            )
+            return missing
         survived, fatal = self.survived, self.fatal
+        largest = float((1 - _LEFT) / -np.min(self.best))
         # Judged more precisely they may be on the other side.
+        step = tolerance * fatal
         while survived > 0 and self.is_fatal(survived * self.best, 1e-12) is not False:
-            survived -= _GAIN * fatal
-        survived = max(survived, 0.0)
+            survived, step = max(survived - step, 0.0), 2 * step
+        step = tolerance * fatal
         while self.is_fatal(fatal * self.best, 1e-12) is not True:
-            fatal *= 1 + tolerance
+            if fatal >= largest:
+                return missing
+            fatal, step = min(fatal + step, largest), 2 * step
         survived, fatal = self._bracket(self.best, survived, fatal, tolerance, 1e-12)
         epsilon = fatal * self.best
         return CriticalShock(
@@ -255,7 +261,7 @@ def _check(num_classes, depth, norm, directions, tolerance) -> None:
                 f"Argument `directions` must have shape (directions, {num_classes - 1}"
                 f"), but has {given.shape}."
             )
-    if not 0 < tolerance < 1:
+    if not 1e-12 <= tolerance < 1:
         raise ValueError(
-            f"Argument `tolerance` must be between 0 and 1, but is {tolerance}."
+            f"Argument `tolerance` must be from 1e-12 to below 1, but is {tolerance}."
         )

@@ -1,5 +1,6 @@
 """Where an invariant ray is stable: a phase diagram over norm and real depth."""
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,8 @@ class StabilityDiagram:
     - `norms`, `depths`: the axes; N = ‖a‖_1, and L.
     - `leading`, (depths, norms): the largest exponent in log-norm time, within the
         support or across it.
-    - `stable`, (depths, norms): whether it is negative.
+    - `stable`, (depths, norms): whether it is negative; see `StabilityExponents.stable`
+        on rays that misclassify, whose thresholds are inf.
     - `thresholds`, (depths,): `stability_threshold`.
     - `critical_depths`, (norms,): `critical_depth`.
     """
@@ -78,27 +80,31 @@ def stability_diagram(
     _check("norms", sizes, (sizes >= 0) & (sizes < np.inf), "finite and at least 0")
     _check("depths", levels, levels >= 1, "at least 1")
 
-    @jax.jit
-    def cells(sizes, levels):
-        def cell(norm, depth):
-            found = stability_exponents(direction, norm, depth)
-            return found.leading, found.stable
-
-        over_norms = jax.vmap(cell, in_axes=(0, None))
-        return (
-            jax.vmap(over_norms, in_axes=(None, 0))(sizes, levels),
-            jax.vmap(lambda depth: stability_threshold(direction, depth))(levels),
-            jax.vmap(lambda norm: critical_depth(direction, norm))(sizes),
-        )
-
-    (leading, stable), thresholds, critical = cells(
-        jnp.asarray(sizes), jnp.asarray(levels)
+    (leading, stable), thresholds, critical = _cells(
+        tuple(support.tolist()), jnp.asarray(sizes), jnp.asarray(levels)
     )
     return StabilityDiagram(
         tuple((np.flatnonzero(support) + 1).tolist()), sizes, levels,
         np.asarray(leading), np.asarray(stable), np.asarray(thresholds),
         np.asarray(critical),
     )  # fmt: skip
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _cells(support: tuple[bool, ...], sizes: jax.Array, levels: jax.Array):
+    """Returns (leading, stable), thresholds, critical depths; compiled once a ray."""
+    direction = np.asarray(support, float)
+
+    def cell(norm, depth):
+        found = stability_exponents(direction, norm, depth)
+        return found.leading, found.stable
+
+    over_norms = jax.vmap(cell, in_axes=(0, None))
+    return (
+        jax.vmap(over_norms, in_axes=(None, 0))(sizes, levels),
+        jax.vmap(lambda depth: stability_threshold(direction, depth))(levels),
+        jax.vmap(lambda norm: critical_depth(direction, norm))(sizes),
+    )
 
 
 def _check(name: str, values: np.ndarray, right: np.ndarray, what: str) -> None:

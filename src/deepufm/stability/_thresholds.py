@@ -35,7 +35,7 @@ from jaxtyping import Array, Float
 
 from .._types import Modes, RealLike, RealScalar
 from ..dynamics import FallingCrossing, checked_depth, depth_power
-from ._exponents import checked_norm
+from ._exponents import checked_norm, one_number
 from ._ray_spectrum import RaySpectrum, branch_ratios, ray_spectrum
 from ._rays import ray_support
 
@@ -48,7 +48,7 @@ _POINTS = 4000
 def critical_depth(
     direction: Modes | Float[np.ndarray, " modes"], norm: RealLike
 ) -> RealScalar:
-    """Returns the depth below which a ray is stable at this norm.
+    """Returns the depth below which the exponents of a ray are negative at this norm.
 
     (1 + h)/(1 - h), inf for h >= 1. At exactly L = 1 every ray but the simplex ETF is
     unstable nevertheless, as dead modes invade it.
@@ -100,7 +100,7 @@ def stability_threshold(
     **Reference:** P1 Thm 4.3; with W_0 for its structure c above.
     """
     spectrum = ray_spectrum(ray_support(direction))
-    depth = checked_depth(depth)
+    depth = checked_depth(one_number("depth", depth))
     power = depth_power(depth)
     if spectrum.falls or not spectrum.spans:
         return jnp.full_like(power, jnp.inf)

@@ -183,6 +183,8 @@ def _largest(inside, free, count, top) -> tuple[np.ndarray, float]:
     moved away as well, until another run finds nothing above the least that is kept.
     """
     start = np.random.default_rng(0).normal(size=count)
+    if not np.any(inside(start)):  # of which ARPACK makes nothing
+        return np.zeros(top), 0.0
     radius = abs(_eigenpairs(inside, 1, "LM", start, 1e-2)[0][0])
     values, vectors = np.zeros(0), np.zeros((count, 0))
 
