@@ -76,7 +76,7 @@ def test_workers_are_as_many_as_there_is_work_for():
         ("--starts -1", "`starts` must be at least 0"),
         ("--workers 0", "--workers must be at least 1"),
         ("--out l.zarr", "--out must end in .nc or .csv"),
-        ("--out missing/file/l.nc --workers 0", "--workers must be at least 1"),
+        ("--out missing/file/l.nc", "missing/file, does not exist"),
     ],
 )
 def test_bad_input_is_one_line_before_computing(line, message, capsys, monkeypatch):

@@ -69,7 +69,9 @@ def test_python_blocks_run_in_order(tmp_path):
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_command_line_is_understood(words, monkeypatch, capsys):
     # All of `main` but what it would run, and the precision it would set.
-    commands = ("sweep", "solve", "status", "show", "limit", "landscape")
+    commands = (
+        "sweep", "solve", "status", "show", "limit", "landscape", "stability", "basins",
+    )  # fmt: skip
     for run in (*(f"run_{name}_command" for name in commands), "_set_precision"):
         monkeypatch.setattr(_main, run, lambda _: 0)
     try:

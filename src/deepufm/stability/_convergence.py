@@ -1,36 +1,39 @@
 """Stability measures of attractors: how fast starts come back, how many, how soon.
 
 The attractors of the flows here lie at infinity: directions, reached as ‖a‖ grows for
-ever, and in the time s = log ‖a‖_1 they are what fixed points are elsewhere. The
-measures that libraries of multistable systems offer, those of Attractors.jl's
-accumulator of stability measures among them, are then:
+ever, and in the time s = log ‖a‖_1 they are what fixed points are elsewhere. What
+libraries of multistable systems measure, Attractors.jl (Datseris et al.; its
+accumulator of stability measures) foremost, is then:
 
 | measure                        | here                                               |
 |--------------------------------|----------------------------------------------------|
 | characteristic return time     | `return_time` of exponents in log norm, at a norm: |
 |                                | it shortens like 1/N for ties, and stays of order  |
 |                                | one for dying modes                                |
-| reactivity                     | `reactivity`: of the symmetric part of a Jacobian  |
-| largest and mean transient     | not computed: the exponents of DNC are those of a  |
-| amplification                  | symmetric matrix, so that nothing is amplified     |
-|                                | there; along a path `finite_time_stretching` tells |
+| reactivity                     | `reactivity`; for DNC, whose Jacobian is           |
+|                                | symmetric, the largest exponent                    |
+| maximal amplification, and     | `finite_time_stretching`: the growth from one norm |
+| when                           | to another; for DNC (N*/N)^p e^{-(N*-N)/(K-1)},    |
+|                                | largest at the threshold N*                        |
 | basin fraction, basin stability| `basin_fractions`: one number here, as starts are  |
 |                                | drawn from a measure that the user gives           |
 | finite-time basin stability    | `finite_time_basin`                                |
 | minimal critical shock         | `critical_shock` of DNC, an upper bound            |
-| maximal non-critical shock     | not finite, or the edge of the state space: shocks |
-|                                | towards a structure itself are survived as far as  |
-|                                | modes stay positive                                |
-| convergence time, mean and     | `convergence_time` of a path; means and largest    |
-| largest                        | values over paths are NumPy's                      |
-| convergence pace               | `convergence_pace`: a power of the norm, not an    |
-|                                | exponential rate in t, since ties sharpen like 1/N |
+| maximal and mean noncritical   | none: shocks towards a structure itself are        |
+| shock                          | survived up to the edge of the state space, where  |
+|                                | modes are zero, so that these measure that edge    |
+| convergence time: mean, median,| `convergence_time` of a path; statistics over      |
+| maximum                        | paths are NumPy's                                  |
+| convergence pace (time over    | the quotient of `convergence_time` and             |
+| the start's distance)          | `Limit.start_angle`; `convergence_pace` is the     |
+|                                | power of the norm by which the angle falls late,   |
+|                                | as directions settle like 1/N and not like e^{-ct} |
 | edge states                    | `edge_state`                                       |
-| persistence                    | none: limits need no more than one basin, and      |
-|                                | basins here do not lie in a bounded region from    |
-|                                | which a parameter drift could carry a state out    |
-| tipping probability between    | differences of `basin_fractions` at two points:    |
-| two parameters                 | start i is the same start at every point           |
+| intermingledness of basins     | none: boundaries are smooth where their edge state |
+|                                | has one unstable direction, as all that we saw     |
+| persistence, tipping under a   | none: a depth does not drift. Differences of       |
+| drift of parameters            | `basin_fractions` between two points compare equal |
+|                                | starts (start i is the same at every point)        |
 
 Distances are angles between directions, in radians. Norm and time enter as their
 natural logarithms.
