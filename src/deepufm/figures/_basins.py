@@ -92,6 +92,7 @@ def _panels(panels, shares, colours) -> None:
     right.set_ylabel("share, with its interval")
     right.set_ylim(-0.02, 1)
     for panel in panels:
+        panel.set_xlim(-0.6, len(shares) - 0.4)
         panel.grid(axis="x", visible=False)
 
 
