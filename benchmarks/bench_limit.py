@@ -33,6 +33,7 @@ from _harness import number, options, show, time_of, write
 from bench_full_ensemble import draw_models
 
 import deepufm as ufm
+from deepufm.geometry import row_angles
 
 _PARTS = ("reduced", "full", "codes", "polygon", "search")
 
@@ -58,7 +59,7 @@ def reduced(depth: float, num_classes: int, members: int, norm: float) -> dict:
     started = time.perf_counter()
     late = jax.block_until_ready(further())
     theirs = time.perf_counter() - started
-    left = angles(np.exp(np.asarray(late.final) - np.log(norm)), limits.direction)
+    left = row_angles(np.exp(np.asarray(late.final) - np.log(norm)), limits.direction)
     return row(limits, depth, ours) | {
         "continuation_s": theirs / members,
         "angle_left": float(np.median(left)),
@@ -171,12 +172,6 @@ def row(limits: ufm.Limit, depth: float, seconds: float) -> dict:
         "min_s": seconds / members,
         "shares": [vars(share) for share in limits.shares()],
     }
-
-
-def angles(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns the angles between rows."""
-    x, y = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (first, second))
-    return 2 * np.arctan2(np.linalg.norm(x - y, axis=1), np.linalg.norm(x + y, axis=1))
 
 
 def main(argv: Sequence[str] | None = None) -> dict:

@@ -26,6 +26,7 @@ from ._flow import (
 from ._gradient_flow import GradientFlow as GradientFlow
 from ._hadamard_flow import (
     HadamardFlow as HadamardFlow,
+    check_num_classes as check_num_classes,
     checked_depth as checked_depth,
     depth_power as depth_power,
     log_modes as log_modes,

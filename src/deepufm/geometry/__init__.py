@@ -1,6 +1,6 @@
 """Fixed matrices (Hadamard, and the logits of named structures) and safe norms."""
 
-from ._angle import angle_between as angle_between
+from ._angle import angle_between as angle_between, row_angles as row_angles
 from ._code_table import best_known_inner_product as best_known_inner_product
 from ._frames import (
     cross_polytope as cross_polytope,

@@ -9,5 +9,14 @@ def angle_between(first: np.ndarray, second: np.ndarray) -> float:
     Accurate at any angle: the arc cosine of a product would lose those below 1e-8.
     NaN where one of them is zero.
     """
-    x, y = (np.ravel(v) / np.linalg.norm(v) for v in (first, second))
-    return float(2 * np.arctan2(np.linalg.norm(x - y), np.linalg.norm(x + y)))
+    return float(row_angles(np.ravel(first), np.ravel(second)))
+
+
+def row_angles(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns the angles between vectors along the last axis; the others broadcast.
+
+    As `angle_between`.
+    """
+    x, y = (v / np.linalg.norm(v, axis=-1, keepdims=True) for v in (first, second))
+    apart, together = (np.linalg.norm(v, axis=-1) for v in (x - y, x + y))
+    return np.asarray(2 * np.arctan2(apart, together))

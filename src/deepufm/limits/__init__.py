@@ -6,6 +6,15 @@ judgement of stationary points and the integration of many members.
 
 from ._approach import approach as approach
 from ._basins import Basin as Basin, basins as basins
+from ._conditions import (
+    IN_SIGHT as IN_SIGHT,
+    INVADING_GROWTH as INVADING_GROWTH,
+    LARGEST_TIE as LARGEST_TIE,
+    LIVING as LIVING,
+    NEAR as NEAR,
+    RESIDUAL as RESIDUAL,
+    RESOLUTION as RESOLUTION,
+)
 from ._full import (
     is_plain as is_plain,
     least_gaps as least_gaps,

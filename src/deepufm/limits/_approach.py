@@ -18,11 +18,9 @@ import numpy as np
 
 from ..analysis import MatrixKKT, ReducedKKT, Verdict
 from ..geometry import angle_between
+from ._conditions import NEAR
 from ._result import LimitStatus
 
-# A direction further than this from a stationary point (radians) has not arrived: of 24
-# full flows followed on, one of those certified at 0.3 was wrong, none at 0.1.
-_NEAR = 0.1
 # Two proposals this close are one point.
 _SAME = 1e-6
 
@@ -161,7 +159,7 @@ def _judge(
         return
     unit = route.unit(point)
     finding.point, finding.angle = point, angle_between(now, unit)
-    is_near = finding.angle < _NEAR and point.residual <= tolerance
+    is_near = finding.angle < NEAR and point.residual <= tolerance
     if not is_near:
         return
     if point.verdict is Verdict.SADDLE:

@@ -12,6 +12,7 @@ from ..analysis import Verdict, classify
 from ..dynamics import AbstractFlow, GradientFlow, HadamardFlow, Path
 from ..geometry import angle_between
 from ._approach import AbstractRoute, Finding, approach
+from ._conditions import RESIDUAL
 from ._full import FullRoute, check_flow, checked_means, checked_models, late_means
 from ._reduced import ReducedRoute
 from ._result import Limit, object_array
@@ -26,7 +27,7 @@ def limit(
     flow: AbstractFlow,
     path_or_state: Path | State | np.ndarray,
     *,
-    tolerance: float = 1e-10,
+    tolerance: float = RESIDUAL,
     name: Callable[[np.ndarray], str] | None = None,
 ) -> Limit:
     """Returns the direction at t = infinity, certified where it can be.

@@ -76,15 +76,18 @@ def at_norm(log_a: np.ndarray, norm: float) -> np.ndarray:
 def growth_exponents(log_a: np.ndarray, depth: float, psi: np.ndarray) -> np.ndarray:
     """Returns d log a_i/d log ‖a‖_1 of modes, 0 where they are dead.
 
-    **Arguments:** `psi`, their columns of Psi, (K-1, modes).
+    **Arguments:** `log_a`, (*members, modes); `psi`, the modes' columns of Psi, (K-1,
+    modes).
     """
-    largest = np.max(log_a)
+    largest = np.max(log_a, axis=-1, keepdims=True)
     power = (depth - 1) / (depth + 1)
     with np.errstate(all="ignore"):  # seen in what comes out
-        margins = psi @ np.exp(log_a)
-        b = np.exp(np.min(margins) - margins) @ psi  # Psi is symmetric
+        margins = np.exp(log_a) @ psi.T
+        least = np.min(margins, axis=-1, keepdims=True)
+        b = np.exp(least - margins) @ psi  # Psi is symmetric
         alive = log_a > -np.inf
         below = np.where(alive, log_a - largest, 0)
         rates = np.where(alive, b * np.exp(power * below), 0)
         share = np.where(alive, np.exp(below), 0)
-        return rates * np.sum(share) / np.sum(share * rates)
+        growth = np.sum(share * rates, axis=-1, keepdims=True)
+        return rates * np.sum(share, axis=-1, keepdims=True) / growth

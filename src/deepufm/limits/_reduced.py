@@ -28,6 +28,13 @@ import numpy as np
 from ..analysis import ReducedKKT, Verdict, reduced_kkt
 from ..geometry import angle_between, psi_matrix, sylvester_hadamard
 from ._approach import KKT, AbstractRoute
+from ._conditions import (
+    IN_SIGHT,
+    INVADING_GROWTH,
+    LARGEST_TIE,
+    LIVING,
+    RESOLUTION,
+)
 from ._log_norm_time import HELD_FROM, at_norm, followed, growth_exponents
 
 _TARGETS = (
@@ -36,17 +43,10 @@ _TARGETS = (
 )
 # Errors of log a. The continuation decides which modes die, not the limit's digits.
 _RTOL = 1e-5
-# Growth exponents between dying and living.
-_LIVING = (0.5, 0.7, 0.9, 0.3)
 # Smaller modes (e^-5 of the largest) may be growing beside a saddle.
 _INVADING = 5.0
-# A mode that a limit lacks has a growth exponent below this.
-_INVADING_GROWTH = 0.9
-# Points further than this (radians) are not where the flow is.
-_IN_SIGHT = 0.3
 # Margins above the least that may still be active, in units of 1 (Gibbs weight e^{-m}).
 _TIES = tuple(3.0 * 10 ** (k / 2) for k in range(12))
-_LARGEST_TIE = 0.2  # and at most this part of the least margin
 
 
 class ReducedRoute(AbstractRoute):
@@ -58,7 +58,7 @@ class ReducedRoute(AbstractRoute):
     targets = tuple(float(target) for target in _TARGETS)
 
     # At a held norm the direction settles where its ties are sharp to 1/norm.
-    resolution = 10 / HELD_FROM
+    resolution = RESOLUTION
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class ReducedRoute(AbstractRoute):
             point = self._vertex(member, support, active)
             if point is None:
                 continue
-            is_near = angle_between(now, self.unit(point)) < _IN_SIGHT
+            is_near = angle_between(now, self.unit(point)) < IN_SIGHT
             if is_near and point.verdict is Verdict.MINIMUM:
                 return point
             others.setdefault((is_near, point.verdict), point)
@@ -149,7 +149,7 @@ class ReducedRoute(AbstractRoute):
         log_a = self.log_a[member]
         growth = growth_exponents(log_a, float(self.depths[member]), self.psi)
         # So that a growth that is not known (NaN) counts as one.
-        return not np.all(growth[~point.support] <= _INVADING_GROWTH)
+        return not np.all(growth[~point.support] <= INVADING_GROWTH)
 
     def is_late(self) -> np.ndarray:
         """Returns that all are: nothing is taken for granted."""
@@ -198,11 +198,11 @@ class ReducedRoute(AbstractRoute):
         margins = self.psi @ np.exp(log_a)
         above = margins - np.min(margins)
         growth = growth_exponents(log_a, self.depths[member], self.psi)
-        limits = [tie for tie in _TIES if tie <= _LARGEST_TIE * np.min(margins)]
+        limits = [tie for tie in _TIES if tie <= LARGEST_TIE * np.min(margins)]
         seen = set()
         present = log_a > largest - 700
         large = log_a > largest - _INVADING
-        for support in [*(present & (growth > one) for one in _LIVING), large]:
+        for support in [*(present & (growth > one) for one in LIVING), large]:
             if not np.all(np.any(self.psi[:, support] > 0, axis=1)):
                 continue  # a class would be misclassified
             for tie in limits:

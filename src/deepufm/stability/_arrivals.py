@@ -22,15 +22,18 @@ import scipy.spatial
 from ..analysis import AtlasEntry, Verdict, atlas, group, reduced_kkt
 from ..dynamics import FinalNorm, HadamardFlow
 from ..ensemble import ensemble
-from ..geometry import psi_matrix
+from ..geometry import psi_matrix, row_angles
+from ..limits import (
+    LARGEST_TIE,
+    LIVING,
+    NEAR,
+    RESIDUAL,
+    RESOLUTION,
+    growth_exponents,
+)
 
-# The first two targets of `limit`, and its conditions.
+# The first two targets of `limit`.
 READINGS = (3e2, 1e3)
-_NEAR = 0.1
-_RESOLUTION = 1e-3
-_LIVING = 0.5
-_LARGEST_TIE = 0.2
-_RESIDUAL = 1e-10
 # Unit directions closer than this are one point.
 _SAME = 1e-6
 
@@ -121,46 +124,29 @@ def read_off(
     _, last = minima.tree.query(before)
     _, point = minima.tree.query(now)
     units = minima.units[point]
-    angle, angle_before = _angles(now, units), _angles(before, units)
+    angle, angle_before = row_angles(now, units), row_angles(before, units)
     support, active = minima.support[point], minima.active[point]
     psi = np.asarray(psi_matrix(late.shape[1] + 1), float)
     margins = np.exp(late) @ psi
-    growth = batch_growth(late, depth, psi, margins)
+    growth = growth_exponents(late, depth, psi)
     above = margins - np.min(margins, axis=1, keepdims=True)
     held = np.max(np.where(active, above, 0), axis=1)
     seen = (
         ~failed
         & (last == point)
-        & (angle < _NEAR)
-        & (angle < np.maximum(angle_before, _RESOLUTION))
-        & np.all((growth > _LIVING) == support, axis=1)
-        & (held <= _LARGEST_TIE * np.min(margins, axis=1))
+        & (angle < NEAR)
+        & (angle < np.maximum(angle_before, RESOLUTION))
+        & np.all((growth > LIVING[0]) == support, axis=1)
+        & (held <= LARGEST_TIE * np.min(margins, axis=1))
         & (held < np.min(np.where(active, np.inf, above), axis=1))
     )
     certain = np.asarray([_is_certain(entry) for entry in minima.entries])
     return np.where(seen & certain[minima.entry[point]], minima.entry[point], -1)
 
 
-def batch_growth(
-    log_a: np.ndarray, depth: float, psi: np.ndarray, margins: np.ndarray
-) -> np.ndarray:
-    """Returns d log a_i/d log ‖a‖_1 of every mode, (members, K-1), 0 of dead ones."""
-    power = (depth - 1) / (depth + 1)
-    b = np.exp(np.min(margins, axis=1, keepdims=True) - margins) @ psi
-    below = _centred(log_a)
-    alive = below > -np.inf
-    rates = np.where(alive, b * np.exp(power * np.where(alive, below, 0)), 0)
-    share = np.exp(below)
-    return (
-        rates
-        * np.sum(share, axis=1, keepdims=True)
-        / np.sum(share * rates, axis=1, keepdims=True)
-    )
-
-
 def _is_certain(entry: AtlasEntry) -> bool:
     """Returns whether a minimum's residual is what `limit` asks for."""
-    return reduced_kkt(entry.a, entry.depth).residual <= _RESIDUAL
+    return reduced_kkt(entry.a, entry.depth).residual <= RESIDUAL
 
 
 def _distinct(points: np.ndarray) -> np.ndarray:
@@ -175,9 +161,3 @@ def _centred(log_a: np.ndarray) -> np.ndarray:
 
 def _unit(a: np.ndarray) -> np.ndarray:
     return a / np.linalg.norm(a, axis=1, keepdims=True)
-
-
-def _angles(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns the angles between rows of 2-norm 1, accurate where they are tiny."""
-    apart = np.linalg.norm(first - second, axis=1)
-    return 2 * np.arctan2(apart, np.linalg.norm(first + second, axis=1))

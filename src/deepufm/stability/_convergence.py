@@ -47,6 +47,7 @@ import scipy.stats
 
 from ..dynamics import AbstractStop, HadamardFlow, Outcome, Path
 from ..ensemble import ensemble
+from ..geometry import row_angles
 from ..limits import Limit, wilson
 
 # Angles below this are differences of rounding.
@@ -160,7 +161,7 @@ def finite_time_basin(
     reached = np.asarray(path.outcome == Outcome.reached)
     now = np.asarray(path.final)
     now = np.exp(now - np.max(now, axis=1, keepdims=True))
-    apart = np.stack([_angles(now, point) for point in points])
+    apart = np.stack([row_angles(now, point) for point in points])
     near = reached & np.any(apart < angle, axis=0)  # NaN is not near
     count, total = int(np.sum(near)), len(near)
     low, high = wilson(count, total, confidence)
@@ -242,14 +243,5 @@ def _angle_along(path: Path, limit: Limit) -> tuple[np.ndarray, ...]:
     states = states[:saved]
     top = np.max(states, axis=1, keepdims=True)
     log_norm = np.logaddexp.reduce(states, axis=1)
-    apart = _angles(np.exp(states - top), limit.direction)
+    apart = row_angles(np.exp(states - top), limit.direction)
     return log_norm, np.asarray(path.log_time)[:saved], apart
-
-
-def _angles(rows: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """Returns the angle of each row to a direction, accurate where it is tiny."""
-    unit = direction / np.linalg.norm(direction)
-    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    return 2 * np.arctan2(
-        np.linalg.norm(rows - unit, axis=1), np.linalg.norm(rows + unit, axis=1)
-    )

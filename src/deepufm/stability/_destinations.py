@@ -10,9 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..limits import LimitStatus, ReducedRoute, approach
-
-_RESIDUAL = 1e-10
+from ..limits import RESIDUAL, LimitStatus, ReducedRoute, approach
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ def destinations(
     depths = np.full(len(log_a), float(depth))
     route = ReducedRoute(num_classes, depths, log_a, rtol)
     ends = []
-    for finding in approach(route, _RESIDUAL):
+    for finding in approach(route, RESIDUAL):
         point = finding.point
         if point is None:
             nothing = np.full(num_classes - 1, np.nan)

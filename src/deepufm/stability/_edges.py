@@ -28,7 +28,18 @@ import numpy as np
 from ..analysis import ReducedKKT, Verdict
 from ..dynamics import HadamardFlow
 from ..geometry import angle_between, psi_matrix
-from ..limits import HELD_FROM, at_norm, followed, growth_exponents
+from ..limits import (
+    HELD_FROM,
+    IN_SIGHT,
+    INVADING_GROWTH,
+    LARGEST_TIE,
+    LIVING,
+    NEAR,
+    RESOLUTION,
+    at_norm,
+    followed,
+    growth_exponents,
+)
 from ._destinations import Destination, destinations
 from ._face import stationary_on_face
 
@@ -38,14 +49,8 @@ _DISTINCT = 1e-6
 _NORMS = (1e1, 3e1, 1e2, 3e2, 1e3, 3e3, HELD_FROM)
 _READINGS_FROM = 3e2
 _HELD_STEP, _HELD_STEPS = 2.0, 32
-# A saddle is reached under the conditions of `limit`.
-_NEAR = 0.1
-_RESOLUTION = 1e-3
-_IN_SIGHT = 0.3
-_LIVING = (0.5, 0.7, 0.9, 0.3)
-_INVADING_GROWTH = 0.9
+# Gaps to the least margin that may be ties.
 _TIES = tuple(3.0 * 10 ** (k / 2) for k in range(8))
-_LARGEST_TIE = 0.2
 # Where on a bracket to look if its middle has no certified limit.
 _ASIDE = (0.25, 0.75, 0.125, 0.875)
 
@@ -296,8 +301,8 @@ class _Tracker:
         angle = angle_between(_direction(now), point.a)
         earlier = angle_between(_direction(before), point.a)
         growth = growth_exponents(now, self.depth, self.psi)
-        invaded = np.any(growth[~point.support] > _INVADING_GROWTH)
-        return angle < min(_NEAR, max(earlier, _RESOLUTION)) and not invaded
+        invaded = np.any(growth[~point.support] > INVADING_GROWTH)
+        return angle < min(NEAR, max(earlier, RESOLUTION)) and not invaded
 
     def _again(self, bracket: Bracket) -> Bracket | None:
         """Returns a bracket bisected anew; None where its ends no longer differ."""
@@ -310,7 +315,7 @@ class _Tracker:
 
     def _heads_for(self, log_a: np.ndarray) -> ReducedKKT | None:
         """Returns the nearest saddle among those that a state's splits suggest."""
-        now, best, nearest = _direction(log_a), None, _IN_SIGHT
+        now, best, nearest = _direction(log_a), None, IN_SIGHT
         for support, active in self._splits(log_a):
             point = stationary_on_face(now, self.depth, support, active)
             if point is None or point.verdict is not Verdict.SADDLE:
@@ -326,10 +331,10 @@ class _Tracker:
         above = margins - np.min(margins)
         growth = growth_exponents(log_a, self.depth, self.psi)
         found = {}
-        for one in _LIVING:
+        for one in LIVING:
             support = growth > one
             for tie in _TIES:
-                if tie <= _LARGEST_TIE * np.min(margins):
+                if tie <= LARGEST_TIE * np.min(margins):
                     active = above <= tie
                     found[support.tobytes(), active.tobytes()] = support, active
         return list(found.values())

@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from ..dynamics import Path
+from ..dynamics import Path, check_num_classes
 from ._lyapunov_functions import AbstractLyapunov, ReducedFlow
 
 
@@ -134,7 +134,7 @@ def collapse_basin_bound(num_classes: int, norm: float | int) -> float:
 
     **Reference:** P2 Thm 7.
     """
-    _check_num_classes(num_classes)
+    check_num_classes(num_classes)
     if not norm > 0:
         raise ValueError(f"Argument `norm` must be positive, but is {norm}.")
     # N² may overflow, or vanish.
@@ -167,18 +167,10 @@ def ratio_threshold(num_classes: int, depth: float | int) -> float:
 
 def log_ratio_threshold(num_classes: int, depth: float | int) -> float:
     """Returns the natural log of `ratio_threshold`, finite for all L > 1 and K > 2."""
-    _check_num_classes(num_classes)
+    check_num_classes(num_classes)
     if not depth >= 1:
         raise ValueError(f"Argument `depth` must be at least 1, but is {depth}.")
     if depth == 1 or num_classes == 2:
         return math.inf
     inverse_power = 1 + 2 / (depth - 1)
     return -math.log1p(-2 / num_classes) * inverse_power
-
-
-def _check_num_classes(num_classes: int) -> None:
-    if num_classes < 2 or num_classes & (num_classes - 1):
-        raise ValueError(
-            "Argument `num_classes` must be a power of two, at least 2, but is "
-            f"{num_classes}."
-        )
